@@ -1,0 +1,344 @@
+"""Every message on the wire: frozen, tagged, bounded.
+
+Who sends what to whom:
+
+    balancer  -> P, D      PrefillDispatch, DecodeDispatch, AbortRoom
+    P         -> D         PrefillStarted, HandoffRecord, AbortRoom, WriterStopped
+    D         -> P         Manifest, HandoffAccepted, AbortRoom
+    P, D      -> balancer  TokenBatch, LegFailed, LegProgress
+    everyone <-> bootstrap Register, Heartbeat, Unregister, Evict, Subscribe / Registered,
+                           RegisterAgain, Snapshot, MemberJoined, MemberLeft
+
+Times cross the wire as remaining seconds, never as clock readings: hosts share no clock.
+"""
+
+from enum import Enum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from bootstrap.contract import KVContract
+from bootstrap.identity import Endpoint, Peer, Role, Room, WorkerRef
+from bootstrap.sampling import FinishReason, SamplingParams, TokenId, TokenIds
+
+MAX_BLOCKS = 1 << 17
+MAX_ROOMS = 1 << 14
+
+Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
+Position = Annotated[int, Meta(ge=0, le=1 << 20)]
+Epoch = Annotated[int, Meta(ge=1, lt=1 << 53)]
+Gauge = Annotated[int, Meta(ge=0, lt=1 << 53)]
+BlockIndex = Annotated[int, Meta(ge=0, lt=MAX_BLOCKS)]
+Page = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Pages = Annotated[tuple[Page, ...], Meta(max_length=MAX_BLOCKS)]
+RequestId = Annotated[str, Meta(max_length=128)]
+Text = Annotated[str, Meta(max_length=1024)]
+PromptDigest = Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+class FailureReason(Enum):
+    """Why a leg or a room ended without its answer."""
+
+    CANCELLED = "cancelled"  # the client went away
+    DEADLINE = "deadline"  # the request's own deadline passed
+    PEER_LOST = "peer_lost"  # the other engine's incarnation is gone
+    PEER_ABORTED = "peer_aborted"  # the other leg failed first
+    TRANSFER_FAILED = "transfer_failed"  # the transport reported an error
+    HANDOFF_REJECTED = "handoff_rejected"  # D could not verify the handoff record
+    QUEUE_FULL = "queue_full"  # this worker's bounded queue has no room
+    DRAINING = "draining"  # this worker takes no new rooms
+    TOO_LARGE = "too_large"  # the request exceeds this worker's pool
+    BAD_REQUEST = "bad_request"  # the dispatch contradicts itself
+    INTERNAL = "internal"  # a bug of ours, contained in one room
+
+
+class Stage(Enum):
+    """Where a leg is; a leg that reports is alive."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    TRANSFERRING = "transferring"
+    WAITING = "waiting"
+
+
+class _Message(Struct, frozen=True, omit_defaults=True, tag=True, tag_field="t"):
+    """Base of all messages; the tag is the class name."""
+
+
+# --- one room's life -------------------------------------------------------------------------
+
+
+class PrefillDispatch(_Message, frozen=True):
+    """Compute a prompt, sample the token at `output_offset`, hand off to `decode`.
+
+    The last `output_offset` ids of `prompt_token_ids` are output that earlier attempts delivered.
+    `bootstrap_stop_ids` are ids whose own text holds a whole stop string: sampling one ends the room.
+    `decode` is None when `sampling` allows just one more token: then nothing is handed off.
+    """
+
+    room: Room
+    request_id: RequestId
+    attempt: Position
+    deadline_s: Seconds
+    reply_to: Peer
+    decode: Peer | None
+    prompt_token_ids: TokenIds
+    sampling: SamplingParams
+    output_offset: Position = 0
+    bootstrap_stop_ids: TokenIds = ()
+
+
+class DecodeDispatch(_Message, frozen=True):
+    """Expect a handoff from `prefill` and produce every token after the bootstrap token."""
+
+    room: Room
+    request_id: RequestId
+    attempt: Position
+    deadline_s: Seconds
+    reply_to: Peer
+    prefill: Peer
+    prompt_token_ids: TokenIds
+    sampling: SamplingParams
+    output_offset: Position = 0
+
+
+class PrefillStarted(_Message, frozen=True):
+    """P holds pages for the whole prompt and computes: D may now commit pages of its own.
+
+    P's pages are always taken before D's, so the two pools cannot wait for each other in a circle.
+    """
+
+    room: Room
+
+
+class Manifest(_Message, frozen=True):
+    """D's pages for logical blocks `first_block ...`; earlier blocks D holds already."""
+
+    room: Room
+    epoch: Epoch
+    first_block: BlockIndex
+    pages: Pages
+
+
+class HandoffRecord(_Message, frozen=True):
+    """All writes of (room, epoch) are complete and these are the facts that make them valid."""
+
+    room: Room
+    epoch: Epoch
+    token_id: TokenId
+    position: Position
+    num_prompt_tokens: Position
+    prompt_digest: PromptDigest
+
+
+class HandoffAccepted(_Message, frozen=True):
+    """D verified the record; P may forget the room."""
+
+    room: Room
+    epoch: Epoch
+
+
+class AbortRoom(_Message, frozen=True):
+    """End the room wherever it stands. Unknown rooms are remembered as ended."""
+
+    room: Room
+    reason: FailureReason
+
+
+class WriterStopped(_Message, frozen=True):
+    """P will never write into (room, epoch) again: D may take its pages out of quarantine.
+
+    `epoch` 0 means that P never saw a manifest and drops any that comes.
+    """
+
+    room: Room
+    epoch: Annotated[int, Meta(ge=0, lt=1 << 53)] = 0
+
+
+class LegStats(Struct, frozen=True, omit_defaults=True):
+    """What one leg measured, in seconds and tokens."""
+
+    queue_s: Seconds = 0.0
+    compute_s: Seconds = 0.0
+    num_cached_tokens: Position = 0
+
+
+class RoomTokens(Struct, frozen=True, omit_defaults=True):
+    """Output tokens of one room from `position` on; `finish` closes the room."""
+
+    room: Room
+    position: Position
+    token_ids: TokenIds
+    finish: FinishReason | None = None
+    stats: LegStats | None = None
+
+
+class TokenBatch(_Message, frozen=True):
+    """What one engine step produced for one balancer."""
+
+    rooms: Annotated[tuple[RoomTokens, ...], Meta(max_length=MAX_ROOMS)]
+
+
+class LegFailed(_Message, frozen=True):
+    """The first terminal failure of a leg, pushed as it happens."""
+
+    room: Room
+    reason: FailureReason
+    detail: Text = ""
+
+
+class LegProgress(_Message, frozen=True):
+    """Rooms this worker still holds for the balancer, and where each stands."""
+
+    stages: Annotated[dict[Room, Stage], Meta(max_length=MAX_ROOMS)]
+
+
+# --- membership ------------------------------------------------------------------------------
+
+
+class TransferMetadata(Struct, frozen=True):
+    """How to write into a worker's arena. `blob` is the backend's own connection data."""
+
+    backend: Annotated[str, Meta(max_length=32)]
+    transport: Annotated[str, Meta(max_length=64)]
+    agent_name: Annotated[str, Meta(max_length=128)]
+    base_address: Annotated[int, Meta(ge=0)]
+    num_bytes: Gauge
+    blob: Annotated[bytes, Meta(max_length=1 << 20)]
+
+
+class WorkerLimits(Struct, frozen=True):
+    """What a worker can ever take; requests beyond it are refused before dispatch."""
+
+    max_model_len: Gauge
+    num_blocks: Gauge
+    max_num_seqs: Gauge
+    max_queue: Gauge
+
+
+class WorkerInfo(Struct, frozen=True):
+    """A worker's registration."""
+
+    peer: Peer
+    role: Role
+    model: Text
+    contract: KVContract
+    limits: WorkerLimits
+    transfer: TransferMetadata
+    host: Text = ""
+    pid: Gauge = 0
+
+
+class WorkerState(Enum):
+    """A worker as the cluster sees it."""
+
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class WorkerLoad(Struct, frozen=True, omit_defaults=True):
+    """What a worker says of itself in each heartbeat. `pages` counts pages by ledger state."""
+
+    state: WorkerState = WorkerState.READY
+    num_queued: Gauge = 0
+    num_running: Gauge = 0
+    num_rooms: Gauge = 0
+    pages: Annotated[
+        dict[Annotated[str, Meta(max_length=32)], Gauge], Meta(max_length=16)
+    ] = {}  # noqa: RUF012 - msgspec copies defaults
+    counters: Annotated[
+        dict[Annotated[str, Meta(max_length=64)], Gauge], Meta(max_length=64)
+    ] = {}  # noqa: RUF012
+
+
+class Register(_Message, frozen=True):
+    """Join, or say again that this incarnation is here."""
+
+    info: WorkerInfo
+
+
+class Registered(_Message, frozen=True):
+    """The lease to keep by heartbeats."""
+
+    lease_s: Seconds
+
+
+class Heartbeat(_Message, frozen=True):
+    """Renew the sender's lease."""
+
+    load: WorkerLoad
+
+
+class RegisterAgain(_Message, frozen=True):
+    """The service does not know the sender: it restarted, or the lease ran out."""
+
+
+class Unregister(_Message, frozen=True):
+    """The sender leaves of its own accord."""
+
+
+class Evict(_Message, frozen=True):
+    """A supervisor saw this incarnation die."""
+
+    ref: WorkerRef
+
+
+class Subscribe(_Message, frozen=True):
+    """Send me a Snapshot now and every change after it; repeat to stay subscribed."""
+
+
+class Member(Struct, frozen=True):
+    """A registered worker and its latest load."""
+
+    info: WorkerInfo
+    load: WorkerLoad
+
+
+class Snapshot(_Message, frozen=True):
+    """All members at `version` of the service's life `service`."""
+
+    service: WorkerRef
+    version: Gauge
+    members: Annotated[tuple[Member, ...], Meta(max_length=MAX_ROOMS)]
+
+
+class MemberJoined(_Message, frozen=True):
+    """A registration, or a newer incarnation that replaces the old one."""
+
+    version: Gauge
+    member: Member
+
+
+class MemberLeft(_Message, frozen=True):
+    """A worker's lease ended, it left, was evicted, or a newer incarnation took its place."""
+
+    version: Gauge
+    ref: WorkerRef
+    reason: Text
+
+
+class LoadReport(_Message, frozen=True):
+    """Latest loads of all members, pushed to subscribers a few times a second at most."""
+
+    loads: Annotated[tuple[tuple[WorkerRef, WorkerLoad], ...], Meta(max_length=MAX_ROOMS)]
+
+
+Message = (
+    PrefillDispatch | DecodeDispatch | PrefillStarted | Manifest | HandoffRecord | HandoffAccepted
+    | AbortRoom | WriterStopped | TokenBatch | LegFailed | LegProgress
+    | Register | Registered | Heartbeat | RegisterAgain | Unregister | Evict | Subscribe
+    | Snapshot | MemberJoined | MemberLeft | LoadReport
+)  # fmt: skip
+
+
+class Envelope(Struct, frozen=True):
+    """What one frame holds. A receiver drops what is addressed to another incarnation.
+
+    `recipient` is None only towards the bootstrap service, whose incarnation nobody knows.
+    """
+
+    sender: Peer
+    recipient: WorkerRef | None
+    body: Message
+
+

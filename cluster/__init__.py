@@ -1,0 +1,1 @@
+"""The running cluster: Ray actors, supervision, load balancer, OpenAI API and command line."""

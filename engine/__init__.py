@@ -1,0 +1,1 @@
+"""Model execution that both roles share: config, weights, transformer, kernels, sampler."""

@@ -1,0 +1,1 @@
+"""The prefill engine: computes prompts, samples the bootstrap token, writes KV to decode engines."""
