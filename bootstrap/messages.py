@@ -18,7 +18,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from bootstrap.contract import KVContract
-from bootstrap.identity import Endpoint, Peer, Role, Room, WorkerRef
+from bootstrap.identity import Peer, Role, Room, WorkerRef
 from bootstrap.sampling import FinishReason, SamplingParams, TokenId, TokenIds
 
 MAX_BLOCKS = 1 << 17
@@ -49,6 +49,8 @@ class FailureReason(Enum):
     DRAINING = "draining"  # this worker takes no new rooms
     TOO_LARGE = "too_large"  # the request exceeds this worker's pool
     BAD_REQUEST = "bad_request"  # the dispatch contradicts itself
+    NUMERICAL = "numerical"  # the model produced NaN or infinity for this request
+    FINISHED = "finished"  # no fault: the request ended at its bootstrap token
     INTERNAL = "internal"  # a bug of ours, contained in one room
 
 
@@ -245,10 +247,10 @@ class WorkerLoad(Struct, frozen=True, omit_defaults=True):
     num_rooms: Gauge = 0
     pages: Annotated[
         dict[Annotated[str, Meta(max_length=32)], Gauge], Meta(max_length=16)
-    ] = {}  # noqa: RUF012 - msgspec copies defaults
+    ] = {}
     counters: Annotated[
         dict[Annotated[str, Meta(max_length=64)], Gauge], Meta(max_length=64)
-    ] = {}  # noqa: RUF012
+    ] = {}
 
 
 class Register(_Message, frozen=True):

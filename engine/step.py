@@ -34,3 +34,10 @@ class SampledToken:
 
     token_id: int
     logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class NumericalFault:
+    """This row's logits held NaN or infinity: its request must end; its neighbours are untouched."""
+
+    detail: str

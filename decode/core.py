@@ -1,0 +1,297 @@
+"""The decode engine's pure core: messages in, tokens and instructions out.
+
+A room waits here for its prefill engine to start, is given pages, receives its KV, and decodes. Only a
+handoff record that agrees with the dispatch makes received bytes valid. `DecodeScheduler` owns pages and
+the batch; this file owns the rooms and what their peers are told.
+"""
+
+from collections.abc import Sequence
+
+from bootstrap.identity import Peer, WorkerRef
+from bootstrap.messages import (
+    AbortRoom,
+    DecodeDispatch,
+    FailureReason,
+    HandoffAccepted,
+    HandoffRecord,
+    LegFailed,
+    LegProgress,
+    LegStats,
+    Manifest,
+    PrefillStarted,
+    RoomTokens,
+    Stage,
+    TokenBatch,
+    WorkerInfo,
+    WorkerLoad,
+    WorkerState,
+    WriterStopped,
+)
+from bootstrap.recent_rooms import RecentRooms
+from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown, TornDown
+from decode.quarantine import Quarantine
+from decode.request import STAGES, DecodeRequest, DecodeState
+from decode.scheduler import DecodeScheduler
+from engine.core import PeerJoined, PeerLeft, Post, Received, StepPlan, StepResult
+from engine.limits import EngineLimits
+from engine.step import NumericalFault, SampledToken
+from kv_transfer.prefix import prompt_digest
+
+PROGRESS_INTERVAL_S = 1.0
+EARLY_TTL_S = 60.0
+_S = DecodeState
+
+
+class DecodeCore:
+    """Every room that was dispatched here gets its last token or one LegFailed, then is forgotten."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self.scheduler = DecodeScheduler(limits)
+        self.quarantine = Quarantine()
+        self._limits = limits
+        self._rooms: dict[bytes, DecodeRequest] = {}
+        self._tombstones = RecentRooms()
+        self._started_early = RecentRooms(ttl_s=EARLY_TTL_S)
+        self._prefills: dict[WorkerRef, WorkerInfo] = {}
+        self._out: list[object] = []
+        self._next_progress_at = 0.0
+        self._draining = False
+
+    # --- the loop's side -----------------------------------------------------------------------
+
+    def drain(self) -> list[object]:
+        """Instructions since the last call, in order."""
+        out, self._out = self._out, []
+        return out
+
+    def handle(self, event: object, now: float) -> None:
+        """Take one event; what is unknown or late changes nothing."""
+        if isinstance(event, Received):
+            self._received(event.sender, event.message, now)
+        elif isinstance(event, PeerJoined):
+            self._prefills[event.info.peer.ref] = event.info
+        elif isinstance(event, PeerLeft):
+            self._peer_left(event, now)
+        elif isinstance(event, TornDown):
+            self.quarantine.torn_down(event.ref, now)
+
+    def tick(self, now: float) -> None:
+        """Deadlines, quarantines, and once a second a word to each balancer about its rooms."""
+        for request in list(self._rooms.values()):
+            if now >= request.deadline_at:
+                self._fail(request, FailureReason.DEADLINE, "deadline passed in decode", now)
+        for room in self.quarantine.due(now):
+            self._writer_stopped(room, 0)
+        self._out.extend(self.quarantine.requests(now))
+        if now >= self._next_progress_at:
+            self._next_progress_at = now + PROGRESS_INTERVAL_S
+            self._report_progress()
+
+    def plan(self, now: float) -> StepPlan | None:
+        """One token for every running request; the newly admitted get their manifests."""
+        plan, admitted = self.scheduler.plan(now)
+        for request in admitted:
+            pages = self.scheduler.ledger.expose(request.room)
+            manifest = Manifest(request.room, request.epoch, request.num_named, pages)
+            self._out.append(InboundOpened(request.room))
+            self._out.append(Post(request.dispatch.prefill, manifest))
+        return plan
+
+    def complete(self, plan: StepPlan, results: Sequence[StepResult], now: float) -> None:
+        """The step ran: one message per balancer with all its rooms' tokens."""
+        batches: dict[Peer, list[RoomTokens]] = {}
+        for room, result in zip(plan.rooms, results, strict=True):
+            request = self._rooms[room]
+            if isinstance(result, NumericalFault):
+                self._fail(request, FailureReason.NUMERICAL, result.detail, now)
+            elif isinstance(result, SampledToken):
+                tokens = self._sampled(request, result.token_id, now)
+                batches.setdefault(request.dispatch.reply_to, []).append(tokens)
+        self._out.extend(Post(peer, TokenBatch(tuple(rooms))) for peer, rooms in batches.items())
+
+    def step_failed(self, plan: StepPlan, detail: str, now: float) -> None:
+        """The step raised: its rooms end, the others go on."""
+        for room in plan.rooms:
+            self._fail(self._rooms[room], FailureReason.INTERNAL, detail, now)
+
+    def shut_down(self, now: float) -> None:
+        """Refuse new rooms and fail those that are here."""
+        self._draining = True
+        for request in list(self._rooms.values()):
+            self._fail(request, FailureReason.DRAINING, "the decode engine shuts down", now)
+
+    def load(self) -> WorkerLoad:
+        """Queue, running and pages, for the heartbeat."""
+        return WorkerLoad(
+            state=WorkerState.DRAINING if self._draining else WorkerState.READY,
+            num_queued=len(self._rooms) - len(self.scheduler.running),
+            num_running=len(self.scheduler.running),
+            num_rooms=len(self._rooms),
+            pages=self.scheduler.ledger.counts(),
+            counters={"retractions": self.scheduler.num_retractions},
+        )
+
+    # --- messages ------------------------------------------------------------------------------
+
+    def _received(self, sender: Peer, message: object, now: float) -> None:
+        if isinstance(message, DecodeDispatch):
+            self._accept(message, now)
+        elif isinstance(message, PrefillStarted):
+            self._prefill_started(sender, message, now)
+        elif isinstance(message, HandoffRecord):
+            self._handoff(sender, message, now)
+        elif isinstance(message, AbortRoom):
+            self._aborted(sender, message, now)
+        elif isinstance(message, WriterStopped):
+            self._writer_stopped(message.room, message.epoch)
+
+    def _accept(self, dispatch: DecodeDispatch, now: float) -> None:
+        if dispatch.room in self._tombstones or dispatch.room in self._rooms:
+            return
+        refusal = self._refusal(dispatch)
+        if refusal is not None:
+            self._tombstones.add(dispatch.room, now)
+            self._tell_failure(dispatch, *refusal)
+            return
+        token_ids = list(dispatch.prompt_token_ids)
+        request = DecodeRequest(dispatch, now, token_ids, self.scheduler.hasher.hashes(token_ids))
+        self._rooms[request.room] = request
+        if self._started_early.discard(request.room):
+            self.scheduler.started(request)
+
+    def _refusal(self, dispatch: DecodeDispatch) -> tuple[FailureReason, str] | None:
+        if self._draining:
+            return FailureReason.DRAINING, "the decode engine takes no new rooms"
+        if len(self._rooms) - len(self.scheduler.running) >= self._limits.max_queue:
+            return FailureReason.QUEUE_FULL, f"{self._limits.max_queue} requests wait already"
+        num_left = dispatch.sampling.max_tokens - dispatch.output_offset
+        if num_left < 2:
+            return FailureReason.BAD_REQUEST, f"{num_left} tokens left: nothing to decode"
+        prompt, offset = dispatch.prompt_token_ids, dispatch.output_offset
+        return self._limits.refusal(prompt, offset, num_left)
+
+    def _prefill_started(self, sender: Peer, message: PrefillStarted, now: float) -> None:
+        request = self._rooms.get(message.room)
+        if message.room in self._tombstones:
+            return
+        if request is None:
+            self._started_early.add(message.room, now)
+        elif request.state is _S.EXPECTED and sender.ref == request.dispatch.prefill.ref:
+            self.scheduler.started(request)
+
+    def _handoff(self, sender: Peer, record: HandoffRecord, now: float) -> None:
+        """The record is the only thing that makes the room's pages valid."""
+        request = self._rooms.get(record.room)
+        if request is not None and request.state is _S.RECEIVING:
+            if sender.ref != request.dispatch.prefill.ref or record.epoch != request.epoch:
+                return
+            fault = self._fault_of(request, record)
+            if fault is not None:
+                self._fail(request, FailureReason.HANDOFF_REJECTED, fault, now)
+                return
+            self.scheduler.commit(request, record.token_id, now)
+            self._out.append(InboundClosed(record.room))
+        # Committed before, or ended: either way nothing more is needed of the sender.
+        self._out.append(Post(sender, HandoffAccepted(record.room, record.epoch)))
+
+    def _fault_of(self, request: DecodeRequest, record: HandoffRecord) -> str | None:
+        dispatch = request.dispatch
+        if record.num_prompt_tokens != request.num_prompt_tokens:
+            return f"prompt of {record.num_prompt_tokens} tokens, not {request.num_prompt_tokens}"
+        if record.prompt_digest != prompt_digest(dispatch.prompt_token_ids):
+            return "the prefill engine computed another prompt"
+        if record.position != dispatch.output_offset:
+            return f"token for position {record.position}, not {dispatch.output_offset}"
+        if record.token_id >= self._limits.vocab_size:
+            return f"token id {record.token_id} beyond vocabulary {self._limits.vocab_size}"
+        return None
+
+    def _aborted(self, sender: Peer, message: AbortRoom, now: float) -> None:
+        request = self._rooms.get(message.room)
+        if request is None:
+            self._tombstones.add(message.room, now)
+        elif sender.ref == request.dispatch.reply_to.ref:
+            self._end(request, now)
+            self._tell_prefill(request.dispatch, message.reason)
+        elif sender.ref == request.dispatch.prefill.ref and request.state is not _S.RUNNING:
+            if message.reason is FailureReason.FINISHED:
+                self._end(request, now)
+            else:
+                self._fail(request, FailureReason.PEER_ABORTED, message.reason.value, now)
+
+    def _peer_left(self, event: PeerLeft, now: float) -> None:
+        info = self._prefills.pop(event.ref, None)
+        waiting = (_S.EXPECTED, _S.ADMITTING, _S.RECEIVING)
+        for request in list(self._rooms.values()):
+            if request.dispatch.prefill.ref == event.ref and request.state in waiting:
+                detail = f"prefill engine {event.ref} is gone"
+                self._fail(request, FailureReason.PEER_LOST, detail, now)
+        if event.dead and info is not None:
+            self._out.append(TearDown(event.ref, info.transfer.agent_name))
+
+    def _writer_stopped(self, room: bytes, epoch: int) -> None:
+        self.scheduler.ledger.writer_stopped(room, epoch)
+        if room in self.quarantine.rooms() and not self.scheduler.ledger.pages_of(room):
+            self.quarantine.end(room)
+            self._out.append(InboundClosed(room))
+
+    # --- steps and ends ------------------------------------------------------------------------
+
+    def _sampled(self, request: DecodeRequest, token_id: int, now: float) -> RoomTokens:
+        position = request.next_position
+        self.scheduler.append(request, token_id)
+        finish = request.dispatch.sampling.finish_at(position, token_id)
+        stats = None
+        if finish is not None:
+            stats = LegStats(
+                queue_s=request.admitted_at - request.arrived_at,
+                compute_s=now - request.committed_at,
+                num_cached_tokens=request.num_cached,
+            )
+            self._end(request, now)
+        return RoomTokens(request.room, position, (token_id,), finish, stats)
+
+    def _fail(self, request: DecodeRequest, reason: FailureReason, detail: str, now: float) -> None:
+        running = request.state in (_S.RUNNING, _S.RETRACTED)
+        self._end(request, now)
+        dispatch = request.dispatch
+        self._out.append(Post(dispatch.reply_to, LegFailed(dispatch.room, reason, detail[:1024])))
+        if not running:
+            self._tell_prefill(dispatch, FailureReason.PEER_ABORTED)
+
+    def _tell_failure(self, dispatch: DecodeDispatch, reason: FailureReason, detail: str) -> None:
+        self._out.append(Post(dispatch.reply_to, LegFailed(dispatch.room, reason, detail[:1024])))
+        self._tell_prefill(dispatch, FailureReason.PEER_ABORTED)
+
+    def _tell_prefill(self, dispatch: DecodeDispatch, reason: FailureReason) -> None:
+        self._out.append(Post(dispatch.prefill, AbortRoom(dispatch.room, reason)))
+
+    def _end(self, request: DecodeRequest, now: float) -> None:
+        """End a request wherever it stands; exposed pages stay back until the writer stopped."""
+        room = request.room
+        was = request.state
+        del self._rooms[room]
+        self._tombstones.add(room, now)
+        if self.scheduler.remove(request):
+            self.quarantine.add(room, request.dispatch.prefill, now)
+        elif was is _S.RECEIVING:
+            self._out.append(InboundClosed(room))
+        if was is _S.RETRACTED:
+            self._out.append(DropSwap(room))
+
+    def _report_progress(self) -> None:
+        by_balancer: dict[Peer, dict[bytes, Stage]] = {}
+        for request in self._rooms.values():
+            stages = by_balancer.setdefault(request.dispatch.reply_to, {})
+            stages[request.room] = STAGES[request.state]
+        self._out.extend(Post(peer, LegProgress(stages)) for peer, stages in by_balancer.items())
+
+    def validate(self) -> None:
+        """Raise where rooms, scheduler and quarantine disagree."""
+        self.scheduler.validate()
+        scheduler = self.scheduler
+        groups = (scheduler.admitting, scheduler.receiving, scheduler.running, scheduler.retracted)
+        expected = {r for r, q in self._rooms.items() if q.state is _S.EXPECTED}
+        assert expected.union(*groups) == set(self._rooms)
+        holding = {*scheduler.receiving, *scheduler.running, *self.quarantine.rooms()}
+        assert holding == set(scheduler.ledger.rooms())

@@ -1,0 +1,41 @@
+"""What the decode core asks of the threads around it, beyond posting messages."""
+
+from dataclasses import dataclass
+
+from bootstrap.identity import WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class InboundOpened:
+    """A peer may write our pages: keep the transport moving."""
+
+    room: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InboundClosed:
+    """No peer may write this room's pages any more."""
+
+    room: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DropSwap:
+    """A retracted request ended: its kept bytes are of no use."""
+
+    room: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TearDown:
+    """A dead prefill engine's connection has to go; answered by `TornDown`."""
+
+    ref: WorkerRef
+    agent_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TornDown:
+    """Event: nothing of `ref`'s can arrive by the transport any more."""
+
+    ref: WorkerRef

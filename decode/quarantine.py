@@ -1,0 +1,59 @@
+"""Rooms that ended while their prefill engine could still write our pages.
+
+A quarantine ends when the writer says that it stopped, or when its process is known to be dead and its
+connection has been torn down for `SETTLE_S`. Until then the writer is asked again and again to stop.
+"""
+
+from dataclasses import dataclass
+
+from bootstrap.identity import Peer, WorkerRef
+from bootstrap.messages import AbortRoom, FailureReason
+from engine.core import Post
+
+ASK_AGAIN_S = 1.0
+SETTLE_S = 0.5
+
+
+@dataclass(slots=True)
+class _Quarantined:
+    writer: Peer
+    ask_at: float
+    free_at: float | None = None
+
+
+class Quarantine:
+    """Knows which writer each quarantined room waits for."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[bytes, _Quarantined] = {}
+
+    def add(self, room: bytes, writer: Peer, now: float) -> None:
+        """The room ended while `writer` may still write; it was asked to stop just now."""
+        self._rooms[room] = _Quarantined(writer, now + ASK_AGAIN_S)
+
+    def end(self, room: bytes) -> bool:
+        """The writer stopped; whether the room was here."""
+        return self._rooms.pop(room, None) is not None
+
+    def torn_down(self, ref: WorkerRef, now: float) -> None:
+        """The writer is dead and its connection gone: its rooms are free after a settling time."""
+        for entry in self._rooms.values():
+            if entry.writer.ref == ref and entry.free_at is None:
+                entry.free_at = now + SETTLE_S
+
+    def due(self, now: float) -> list[bytes]:
+        """Rooms whose settling time is over."""
+        return [r for r, e in self._rooms.items() if e.free_at is not None and now >= e.free_at]
+
+    def requests(self, now: float) -> list[Post]:
+        """What to ask of writers that have not answered."""
+        posts = []
+        for room, entry in self._rooms.items():
+            if entry.free_at is None and now >= entry.ask_at:
+                entry.ask_at = now + ASK_AGAIN_S
+                posts.append(Post(entry.writer, AbortRoom(room, FailureReason.PEER_ABORTED)))
+        return posts
+
+    def rooms(self) -> set[bytes]:
+        """Rooms in quarantine."""
+        return set(self._rooms)

@@ -1,0 +1,108 @@
+"""The loop both engines run: receive, schedule, step, emit, reap. One thread; the core decides all.
+
+Other threads only put events in. The loop is one of the three places where a broad `except` stands: an
+error in a step ends that step's rooms and the engine goes on.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bootstrap.messages import WorkerLoad
+from engine.core import EngineCore, StepPlan, StepResult
+
+IDLE_WAIT_S = 0.1
+TICK_INTERVAL_S = 0.05
+
+logger = logging.getLogger(__name__)
+
+
+class Stepper(Protocol):
+    """Runs a plan on the model."""
+
+    def run(self, plan: StepPlan) -> Sequence[StepResult]:
+        """One result per chunk."""
+        ...
+
+
+class Inbox:
+    """Events for the loop, from any thread."""
+
+    def __init__(self) -> None:
+        self._events: deque[object] = deque()
+        self._ready = threading.Condition()
+
+    def put(self, event: object) -> None:
+        """Add an event and wake the loop."""
+        with self._ready:
+            self._events.append(event)
+            self._ready.notify()
+
+    def take(self, timeout_s: float) -> list[object]:
+        """All events; waits up to `timeout_s` for the first."""
+        with self._ready:
+            if not self._events and timeout_s > 0:
+                self._ready.wait(timeout_s)
+            events = list(self._events)
+            self._events.clear()
+        return events
+
+
+class EngineLoop:
+    """Owns the core: nothing else touches it while the loop runs."""
+
+    def __init__(self, core: EngineCore, stepper: Stepper, execute: Callable[[object], None]):
+        self.inbox = Inbox()
+        self.load: WorkerLoad = core.load()  # replaced after each round, read by any thread
+        self._core = core
+        self._stepper = stepper
+        self._execute = execute
+        self._stopping = threading.Event()
+        self._next_tick_at = 0.0
+
+    def run(self) -> None:
+        """Run until `stop`; then end every room and return."""
+        busy = False
+        while not self._stopping.is_set():
+            busy = self._round(0.0 if busy else IDLE_WAIT_S)
+        self._core.shut_down(time.monotonic())
+        self._emit()
+
+    def stop(self) -> None:
+        """Ask the loop to end after its present round."""
+        self._stopping.set()
+        self.inbox.put(None)
+
+    def _round(self, wait_s: float) -> bool:
+        """One turn; whether a step ran."""
+        core = self._core
+        for event in self.inbox.take(wait_s):
+            core.handle(event, time.monotonic())
+        now = time.monotonic()
+        if now >= self._next_tick_at:
+            self._next_tick_at = now + TICK_INTERVAL_S
+            core.tick(now)
+        plan = core.plan(now)
+        self._emit()
+        if plan is not None:
+            self._step(plan)
+            self._emit()
+        self.load = core.load()
+        return plan is not None
+
+    def _step(self, plan: StepPlan) -> None:
+        try:
+            results = self._stepper.run(plan)
+        except Exception as error:
+            logger.exception("a step of %d rooms failed", len(plan.rooms))
+            detail = f"{type(error).__name__} in the model step"
+            self._core.step_failed(plan, detail, time.monotonic())
+        else:
+            self._core.complete(plan, results, time.monotonic())
+
+    def _emit(self) -> None:
+        for instruction in self._core.drain():
+            self._execute(instruction)

@@ -1,0 +1,320 @@
+"""The prefill engine's pure core: which prompts compute next, and what each outcome sets off.
+
+First come, first served, in chunks under a token budget. A request takes the pages of its whole prompt
+at once and tells its decode engine only then, so pages are always taken here before they are taken
+there and the two pools cannot wait for each other in a circle. Finished prompts keep their pages until
+they are handed off: when decode engines are slow, no pages are left here and the queue waits.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from bootstrap.identity import Peer
+from bootstrap.messages import (
+    AbortRoom,
+    FailureReason,
+    HandoffRecord,
+    LegFailed,
+    LegProgress,
+    LegStats,
+    PrefillDispatch,
+    PrefillStarted,
+    RoomTokens,
+    Stage,
+    TokenBatch,
+    WorkerLoad,
+    WorkerState,
+    WriterStopped,
+)
+from bootstrap.recent_rooms import RecentRooms
+from bootstrap.sampling import FinishReason
+from engine.core import Post, Received, StepPlan, StepResult
+from engine.limits import EngineLimits
+from engine.step import NumericalFault, SampleAt, SampledToken, SequenceChunk
+from kv_transfer.ledger import PageLedger
+from kv_transfer.prefix import BlockHasher, prompt_digest
+from prefill.handoffs import (
+    BlocksComputed,
+    EndTransfer,
+    OpenTransfer,
+    PromptComputed,
+    TransferClosed,
+    TransferFailed,
+)
+from prefill.request import STAGES, PrefillEvent, PrefillRequest, PrefillState
+
+PROGRESS_INTERVAL_S = 1.0
+_S, _E = PrefillState, PrefillEvent
+
+
+class PrefillCore:
+    """Every room that was dispatched here gets its token 0 or one LegFailed, then is forgotten."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self._limits = limits
+        self.ledger = PageLedger(limits.num_blocks)
+        self._hasher = BlockHasher(limits.block_size)
+        self._rooms: dict[bytes, PrefillRequest] = {}
+        self._queue: deque[PrefillRequest] = deque()
+        self._computing: dict[bytes, PrefillRequest] = {}  # in order of start
+        self._tombstones = RecentRooms()
+        self._out: list[object] = []
+        self._next_progress_at = 0.0
+        self._draining = False
+
+    # --- the loop's side -----------------------------------------------------------------------
+
+    def drain(self) -> list[object]:
+        """Instructions since the last call, in order."""
+        out, self._out = self._out, []
+        return out
+
+    def handle(self, event: object, now: float) -> None:
+        """Take one event; what is unknown or late changes nothing."""
+        if isinstance(event, Received):
+            message = event.message
+            if isinstance(message, PrefillDispatch):
+                self._accept(message, now)
+            elif isinstance(message, AbortRoom):
+                self._aborted(event.sender, message, now)
+        elif isinstance(event, TransferClosed):
+            self._transfer_closed(event.room, now)
+        elif isinstance(event, TransferFailed):
+            self._fail(event.room, event.reason, event.detail, now)
+
+    def tick(self, now: float) -> None:
+        """Deadlines, and once a second a word to each balancer about its rooms."""
+        for request in list(self._rooms.values()):
+            if now >= request.deadline_at and request.state is not _S.CLOSING:
+                self._fail(request.room, FailureReason.DEADLINE, "deadline passed in prefill", now)
+        if now >= self._next_progress_at:
+            self._next_progress_at = now + PROGRESS_INTERVAL_S
+            self._report_progress()
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Chunks of running prompts, oldest first, then new prompts while budget and pages last."""
+        budget = self._limits.max_num_batched_tokens
+        rooms: list[bytes] = []
+        chunks: list[SequenceChunk] = []
+        running = list(self._computing.values())
+        while budget > 0:
+            request = running.pop(0) if running else self._start_next(now)
+            if request is None:
+                break
+            chunk = self._chunk(request, budget)
+            budget -= len(chunk.token_ids)
+            rooms.append(request.room)
+            chunks.append(chunk)
+        return StepPlan(tuple(rooms), tuple(chunks)) if chunks else None
+
+    def complete(self, plan: StepPlan, results: Sequence[StepResult], now: float) -> None:
+        """The step ran: blocks go out, finished prompts deliver their bootstrap token."""
+        for room, chunk, result in zip(plan.rooms, plan.chunks, results, strict=True):
+            request = self._computing[room]
+            request.num_computed = chunk.start + len(chunk.token_ids)
+            if isinstance(result, NumericalFault):
+                self._fail(room, FailureReason.NUMERICAL, result.detail, now)
+            elif isinstance(result, SampledToken):
+                self._prompt_computed(request, result.token_id, now)
+            elif request.transfers:
+                num_full = request.num_computed // self._limits.block_size
+                self._out.append(BlocksComputed(room, num_full))
+
+    def step_failed(self, plan: StepPlan, detail: str, now: float) -> None:
+        """The step raised: its rooms end, the others go on."""
+        for room in plan.rooms:
+            self._fail(room, FailureReason.INTERNAL, detail, now)
+
+    def shut_down(self, now: float) -> None:
+        """Refuse new rooms and fail those that are here."""
+        self._draining = True
+        for room in list(self._rooms):
+            self._fail(room, FailureReason.DRAINING, "the prefill engine shuts down", now)
+
+    def load(self) -> WorkerLoad:
+        """Queue, running and pages, for the heartbeat."""
+        return WorkerLoad(
+            state=WorkerState.DRAINING if self._draining else WorkerState.READY,
+            num_queued=len(self._queue),
+            num_running=len(self._computing),
+            num_rooms=len(self._rooms),
+            pages=self.ledger.counts(),
+        )
+
+    # --- dispatch ------------------------------------------------------------------------------
+
+    def _accept(self, dispatch: PrefillDispatch, now: float) -> None:
+        if dispatch.room in self._tombstones or dispatch.room in self._rooms:
+            return
+        refusal = self._refusal(dispatch)
+        if refusal is not None:
+            self._tombstones.add(dispatch.room, now)
+            self._tell_failure(dispatch, *refusal)
+            return
+        hashes = self._hasher.hashes(dispatch.prompt_token_ids)
+        request = PrefillRequest(dispatch, arrived_at=now, hashes=hashes)
+        self._rooms[request.room] = request
+        self._queue.append(request)
+
+    def _refusal(self, dispatch: PrefillDispatch) -> tuple[FailureReason, str] | None:
+        if self._draining:
+            return FailureReason.DRAINING, "the prefill engine takes no new rooms"
+        if len(self._queue) >= self._limits.max_queue:
+            return FailureReason.QUEUE_FULL, f"{len(self._queue)} requests wait already"
+        left = dispatch.sampling.max_tokens - dispatch.output_offset
+        if left < 1 or (left > 1 and dispatch.decode is None):
+            return FailureReason.BAD_REQUEST, f"{left} tokens left and no decode engine for them"
+        return self._limits.refusal(dispatch.prompt_token_ids, dispatch.output_offset)
+
+    def _start_next(self, now: float) -> PrefillRequest | None:
+        """The queue's head, now computing, if sequences and pages allow; nobody overtakes it."""
+        if not self._queue or len(self._computing) >= self._limits.max_num_seqs:
+            return None
+        request = self._queue[0]
+        prefix = self._cached_prefix(request)
+        num_new = self._limits.blocks_for(request.num_tokens) - len(prefix)
+        pages = self.ledger.take(request.room, prefix, num_new)
+        if pages is None:
+            return None
+        self._queue.popleft()
+        request.advance(_E.START, _S.COMPUTING)
+        request.pages = pages
+        request.num_cached = request.num_computed = len(prefix) * self._limits.block_size
+        request.started_at = now
+        self._computing[request.room] = request
+        decode = request.dispatch.decode
+        if decode is not None:
+            self._out.append(OpenTransfer(request.room, decode, tuple(pages)))
+            self._out.append(Post(decode, PrefillStarted(request.room)))
+            if prefix:
+                self._out.append(BlocksComputed(request.room, len(prefix)))
+        return request
+
+    def _cached_prefix(self, request: PrefillRequest) -> list[int]:
+        """Cached pages of the prompt, short of its last token: that one must be computed."""
+        if not self._limits.prefix_caching:
+            return []
+        usable = (request.num_tokens - 1) // self._limits.block_size
+        return self.ledger.lookup(request.hashes[:usable])
+
+    def _chunk(self, request: PrefillRequest, budget: int) -> SequenceChunk:
+        start = request.num_computed
+        end = min(request.num_tokens, start + budget)
+        sample = None
+        if end == request.num_tokens:
+            sample = SampleAt(request.dispatch.sampling, request.dispatch.output_offset)
+        token_ids = request.dispatch.prompt_token_ids[start:end]
+        return SequenceChunk(token_ids, start, request.pages, sample)
+
+    # --- outcomes ------------------------------------------------------------------------------
+
+    def _prompt_computed(self, request: PrefillRequest, token_id: int, now: float) -> None:
+        dispatch = request.dispatch
+        position = dispatch.output_offset
+        finish = dispatch.sampling.finish_at(position, token_id)
+        if finish is None and token_id in dispatch.bootstrap_stop_ids:
+            finish = FinishReason.STOP
+        if self._limits.prefix_caching:
+            for index, name in enumerate(request.hashes):
+                self.ledger.name_block(request.room, index, name)
+        stats = LegStats(
+            queue_s=request.started_at - request.arrived_at,
+            compute_s=now - request.started_at,
+            num_cached_tokens=request.num_cached,
+        )
+        tokens = RoomTokens(request.room, position, (token_id,), finish, stats)
+        self._out.append(Post(dispatch.reply_to, TokenBatch((tokens,))))
+        if finish is None:
+            self._hand_off(request, token_id)
+        else:
+            self._tell_decode(dispatch, FailureReason.FINISHED)
+            self._end(request, now)
+
+    def _hand_off(self, request: PrefillRequest, token_id: int) -> None:
+        dispatch = request.dispatch
+        request.advance(_E.HAND_OFF, _S.SENDING)
+        del self._computing[request.room]
+        self.ledger.lease(request.room)
+        record = HandoffRecord(
+            room=request.room,
+            epoch=1,  # the transfer puts in the manifest's
+            token_id=token_id,
+            position=dispatch.output_offset,
+            num_prompt_tokens=request.num_tokens,
+            prompt_digest=prompt_digest(dispatch.prompt_token_ids),
+        )
+        self._out.append(PromptComputed(request.room, record))
+
+    def _aborted(self, sender: Peer, message: AbortRoom, now: float) -> None:
+        request = self._rooms.get(message.room)
+        if request is None:
+            self._tombstones.add(message.room, now)
+            self._out.append(Post(sender, WriterStopped(message.room)))
+            return
+        decode = request.dispatch.decode
+        if decode is not None and sender.ref == decode.ref:
+            self._fail(message.room, FailureReason.PEER_ABORTED, message.reason.value, now)
+        elif sender.ref == request.dispatch.reply_to.ref:
+            self._tell_decode(request.dispatch, message.reason)
+            self._end(request, now)
+
+    def _transfer_closed(self, room: bytes, now: float) -> None:
+        request = self._rooms.get(room)
+        if request is None or request.state not in (_S.SENDING, _S.CLOSING):
+            return  # it ended by itself: COMPUTING rooms close only after EndTransfer
+        request.advance(_E.CLOSED, _S.ENDED)
+        self._forget(request, now)
+
+    def _fail(self, room: bytes, reason: FailureReason, detail: str, now: float) -> None:
+        request = self._rooms.get(room)
+        if request is None or request.state is _S.CLOSING:
+            return
+        self._tell_failure(request.dispatch, reason, detail)
+        self._end(request, now)
+
+    def _tell_failure(self, dispatch: PrefillDispatch, reason: FailureReason, detail: str) -> None:
+        self._out.append(Post(dispatch.reply_to, LegFailed(dispatch.room, reason, detail[:1024])))
+        self._tell_decode(dispatch, FailureReason.PEER_ABORTED)
+
+    def _tell_decode(self, dispatch: PrefillDispatch, reason: FailureReason) -> None:
+        if dispatch.decode is not None:
+            self._out.append(Post(dispatch.decode, AbortRoom(dispatch.room, reason)))
+
+    def _end(self, request: PrefillRequest, now: float) -> None:
+        """End a request here; its pages go when no write reads them any more."""
+        if request.state is _S.CLOSING:
+            return
+        if request.state is _S.QUEUED:
+            self._queue.remove(request)
+        self._computing.pop(request.room, None)
+        if request.transfers and request.state in (_S.COMPUTING, _S.SENDING):
+            request.advance(_E.END, _S.CLOSING)
+            self._out.append(EndTransfer(request.room))
+        else:
+            request.advance(_E.END, _S.ENDED)
+            self._forget(request, now)
+
+    def _forget(self, request: PrefillRequest, now: float) -> None:
+        self.ledger.release(request.room)
+        self._tombstones.add(request.room, now)
+        del self._rooms[request.room]
+
+    def _report_progress(self) -> None:
+        by_balancer: dict[Peer, dict[bytes, Stage]] = {}
+        for request in self._rooms.values():
+            if request.state in STAGES:
+                stages = by_balancer.setdefault(request.dispatch.reply_to, {})
+                stages[request.room] = STAGES[request.state]
+        self._out.extend(Post(peer, LegProgress(stages)) for peer, stages in by_balancer.items())
+
+    def validate(self) -> None:
+        """Raise where requests, queue and ledger disagree."""
+        self.ledger.validate()
+        holding = {r.room for r in self._rooms.values() if r.state is not _S.QUEUED}
+        assert holding == set(self.ledger.rooms())
+        assert [r.room for r in self._queue] == [
+            r.room for r in self._rooms.values() if r.state is _S.QUEUED
+        ]
+        assert set(self._computing) == {
+            r.room for r in self._rooms.values() if r.state is _S.COMPUTING
+        }

@@ -1,0 +1,251 @@
+"""All rooms that this engine is handing off: manifests in, writes and handoff records out.
+
+Pure. It runs beside the engine's step, not inside it, so that blocks leave and a finished handoff is
+committed while the next chunk is still computing. It never touches the ledger: it tells the engine
+when the last write that reads a room's pages is over (`TransferClosed`, once per opened room).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from bootstrap.identity import Peer, WorkerRef
+from bootstrap.messages import (
+    FailureReason,
+    HandoffAccepted,
+    HandoffRecord,
+    Manifest,
+    TransferMetadata,
+    WorkerInfo,
+    WriterStopped,
+)
+from engine.core import Post
+from kv_transfer.sender import ENDED, Commit, Instruction, Sender, StartWrite, WriteFailed
+
+RESEND_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransfer:
+    """From the engine: `room` computes into `pages` and will be handed off to `decode`."""
+
+    room: bytes
+    decode: Peer
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksComputed:
+    """From the engine: the first `num_blocks` blocks of `room` are final."""
+
+    room: bytes
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptComputed:
+    """From the engine: the whole prompt is computed; `record` lacks only its epoch."""
+
+    room: bytes
+    record: HandoffRecord
+
+
+@dataclass(frozen=True, slots=True)
+class EndTransfer:
+    """From the engine: `room` ended; write nothing more."""
+
+    room: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TransferClosed:
+    """To the engine: nothing reads the pages of `room` any more."""
+
+    room: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    """To the engine: `room` cannot be handed off."""
+
+    room: bytes
+    reason: FailureReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """To the pump: write number `write` of `room`."""
+
+    room: bytes
+    write: int
+    agent_name: str
+    pairs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """To the pump: a decode engine that may be written to."""
+
+    metadata: TransferMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """To the pump: tear down the connection; its writes in flight come back as failed."""
+
+    agent_name: str
+
+
+@dataclass(slots=True)
+class _Handoff:
+    decode: Peer
+    sender: Sender
+    record: HandoffRecord | None = None
+    pending: Manifest | None = None  # came before the decode engine's transfer metadata
+    closed: bool = False
+    committed: HandoffRecord | None = None
+    resend_at: float = 0.0
+
+
+class Handoffs:
+    """A room is here from OpenTransfer until it is committed and accepted, or ended and drained."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._rooms: dict[bytes, _Handoff] = {}
+        self._agents: dict[WorkerRef, str] = {}
+        self._out: list[object] = []
+
+    def drain(self) -> list[object]:
+        """Instructions since the last call, in order."""
+        out, self._out = self._out, []
+        return out
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def tick(self, now: float) -> None:
+        """Let time pass: a record that nobody acknowledged is sent again."""
+        self._now = now
+        for handoff in self._rooms.values():
+            if handoff.committed is not None and now >= handoff.resend_at:
+                handoff.resend_at = now + RESEND_INTERVAL_S
+                self._out.append(Post(handoff.decode, handoff.committed))
+
+    # --- from the engine -----------------------------------------------------------------------
+
+    def open(self, event: OpenTransfer) -> None:
+        """A room began to compute."""
+        self._rooms[event.room] = _Handoff(event.decode, Sender(event.pages))
+
+    def blocks_computed(self, event: BlocksComputed) -> None:
+        """More blocks are final."""
+        self._feed(event.room, lambda h: h.sender.blocks_computed(event.num_blocks))
+
+    def prompt_computed(self, event: PromptComputed) -> None:
+        """The prompt is done."""
+        handoff = self._rooms.get(event.room)
+        if handoff is not None:
+            handoff.record = event.record
+            self._feed(event.room, lambda h: h.sender.computed())
+
+    def end(self, room: bytes) -> None:
+        """The room ended."""
+        self._feed(room, lambda h: h.sender.end())
+
+    # --- from the wire -------------------------------------------------------------------------
+
+    def manifest(self, sender: Peer, message: Manifest) -> None:
+        """The decode engine named its pages. For a room that ended: nothing was written."""
+        handoff = self._rooms.get(message.room)
+        if handoff is None or handoff.sender.state in ENDED:
+            self._out.append(Post(sender, WriterStopped(message.room, message.epoch)))
+        elif sender.ref != handoff.decode.ref or handoff.sender.epoch:
+            return  # another worker's, or a repeat
+        elif handoff.decode.ref not in self._agents:
+            handoff.pending = message
+        elif not handoff.sender.covers(message.first_block, len(message.pages)):
+            self._fail(message.room, FailureReason.HANDOFF_REJECTED, "manifest of a wrong extent")
+        else:
+            self._feed(
+                message.room,
+                lambda h: h.sender.manifest(message.epoch, message.first_block, message.pages),
+            )
+
+    def accepted(self, sender: Peer, message: HandoffAccepted) -> None:
+        """The decode engine verified the record."""
+        handoff = self._rooms.get(message.room)
+        if handoff is not None and handoff.sender.epoch == message.epoch and handoff.closed:
+            handoff.sender.accepted()
+            del self._rooms[message.room]
+
+    def written(self, room: bytes, write: int, error: str | None) -> None:
+        """The pump finished a write, one way or the other."""
+        self._feed(room, lambda h: h.sender.written(write, error))
+
+    # --- membership ----------------------------------------------------------------------------
+
+    def decode_joined(self, info: WorkerInfo) -> None:
+        """A decode engine's transfer metadata is known."""
+        self._agents[info.peer.ref] = info.transfer.agent_name
+        self._out.append(Connect(info.transfer))
+        for handoff in list(self._rooms.values()):
+            pending = handoff.pending
+            if pending is not None and handoff.decode.ref == info.peer.ref:
+                handoff.pending = None
+                self.manifest(handoff.decode, pending)
+
+    def decode_left(self, ref: WorkerRef) -> None:
+        """A decode engine's incarnation is gone: its rooms cannot be handed off."""
+        agent_name = self._agents.pop(ref, None)
+        if agent_name is not None:
+            self._out.append(Disconnect(agent_name))
+        for room, handoff in list(self._rooms.items()):
+            if handoff.decode.ref == ref:
+                self._fail(room, FailureReason.PEER_LOST, f"decode engine {ref} is gone")
+
+    # --- inner ---------------------------------------------------------------------------------
+
+    def _fail(self, room: bytes, reason: FailureReason, detail: str) -> None:
+        self._out.append(TransferFailed(room, reason, detail))
+        self.end(room)
+
+    def _feed(self, room: bytes, event: Callable[[_Handoff], Sequence[Instruction]]) -> None:
+        handoff = self._rooms.get(room)
+        if handoff is None:
+            return
+        for instruction in event(handoff):
+            self._carry_out(room, handoff, instruction)
+        if handoff.sender.state in ENDED:
+            self._close(room, handoff)
+            del self._rooms[room]
+
+    def _carry_out(self, room: bytes, handoff: _Handoff, instruction: Instruction) -> None:
+        if isinstance(instruction, StartWrite):
+            agent_name = self._agents.get(handoff.decode.ref, "")
+            self._out.append(Submit(room, instruction.write, agent_name, instruction.pairs))
+        elif isinstance(instruction, Commit):
+            assert handoff.record is not None
+            record = msgspec.structs.replace(handoff.record, epoch=instruction.epoch)
+            handoff.committed = record
+            handoff.resend_at = self._now + RESEND_INTERVAL_S
+            self._out.append(Post(handoff.decode, record))
+            self._close(room, handoff)
+        elif isinstance(instruction, WriteFailed):
+            reason = FailureReason.TRANSFER_FAILED
+            self._out.append(TransferFailed(room, reason, instruction.detail))
+        elif instruction.epoch:
+            self._out.append(Post(handoff.decode, WriterStopped(room, instruction.epoch)))
+
+    def _close(self, room: bytes, handoff: _Handoff) -> None:
+        if not handoff.closed:
+            handoff.closed = True
+            self._out.append(TransferClosed(room))
+
+    def validate(self) -> None:
+        """Every room's machine agrees with itself, and none that ended is still here."""
+        for handoff in self._rooms.values():
+            handoff.sender.validate()
+            assert handoff.sender.state not in ENDED
