@@ -37,6 +37,7 @@ from prefill.handoffs import (
     BlocksComputed,
     EndTransfer,
     OpenTransfer,
+    PassTime,
     PromptComputed,
     TransferClosed,
     TransferFailed,
@@ -87,6 +88,7 @@ class PrefillCore:
         for request in list(self._rooms.values()):
             if now >= request.deadline_at and request.state is not _S.CLOSING:
                 self._fail(request.room, FailureReason.DEADLINE, "deadline passed in prefill", now)
+        self._out.append(PassTime(now))
         if now >= self._next_progress_at:
             self._next_progress_at = now + PROGRESS_INTERVAL_S
             self._report_progress()

@@ -16,6 +16,7 @@ from bootstrap.messages import (
     HandoffAccepted,
     HandoffRecord,
     Manifest,
+    PrefillStarted,
     TransferMetadata,
     WorkerInfo,
     WriterStopped,
@@ -56,6 +57,13 @@ class EndTransfer:
     """From the engine: `room` ended; write nothing more."""
 
     room: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """From the engine: it is `now`."""
+
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ class _Handoff:
     decode: Peer
     sender: Sender
     record: HandoffRecord | None = None
-    pending: Manifest | None = None  # came before the decode engine's transfer metadata
+    pending: Manifest | None = None  # not used yet, or never: an end must still answer it
     closed: bool = False
     committed: HandoffRecord | None = None
     resend_at: float = 0.0
@@ -127,18 +135,23 @@ class Handoffs:
         return len(self._rooms)
 
     def tick(self, now: float) -> None:
-        """Let time pass: a record that nobody acknowledged is sent again."""
+        """Let time pass: a start or a record that nobody answered is sent again."""
         self._now = now
-        for handoff in self._rooms.values():
-            if handoff.committed is not None and now >= handoff.resend_at:
-                handoff.resend_at = now + RESEND_INTERVAL_S
+        for room, handoff in self._rooms.items():
+            if now < handoff.resend_at:
+                continue
+            handoff.resend_at = now + RESEND_INTERVAL_S
+            if handoff.committed is not None:
                 self._out.append(Post(handoff.decode, handoff.committed))
+            elif not handoff.sender.epoch and handoff.pending is None:
+                self._out.append(Post(handoff.decode, PrefillStarted(room)))
 
     # --- from the engine -----------------------------------------------------------------------
 
     def open(self, event: OpenTransfer) -> None:
         """A room began to compute."""
-        self._rooms[event.room] = _Handoff(event.decode, Sender(event.pages))
+        resend_at = self._now + RESEND_INTERVAL_S
+        self._rooms[event.room] = _Handoff(event.decode, Sender(event.pages), resend_at=resend_at)
 
     def blocks_computed(self, event: BlocksComputed) -> None:
         """More blocks are final."""
@@ -164,20 +177,16 @@ class Handoffs:
             self._out.append(Post(sender, WriterStopped(message.room, message.epoch)))
         elif sender.ref != handoff.decode.ref or handoff.sender.epoch:
             return  # another worker's, or a repeat
-        elif handoff.decode.ref not in self._agents:
-            handoff.pending = message
-        elif not handoff.sender.covers(message.first_block, len(message.pages)):
-            self._fail(message.room, FailureReason.HANDOFF_REJECTED, "manifest of a wrong extent")
         else:
-            self._feed(
-                message.room,
-                lambda h: h.sender.manifest(message.epoch, message.first_block, message.pages),
-            )
+            handoff.pending = message
+            self._use_manifest(handoff, message)
 
     def accepted(self, sender: Peer, message: HandoffAccepted) -> None:
         """The decode engine verified the record."""
         handoff = self._rooms.get(message.room)
-        if handoff is not None and handoff.sender.epoch == message.epoch and handoff.closed:
+        if handoff is None or handoff.committed is None or sender.ref != handoff.decode.ref:
+            return
+        if handoff.committed.epoch == message.epoch:
             handoff.sender.accepted()
             del self._rooms[message.room]
 
@@ -193,9 +202,8 @@ class Handoffs:
         self._out.append(Connect(info.transfer))
         for handoff in list(self._rooms.values()):
             pending = handoff.pending
-            if pending is not None and handoff.decode.ref == info.peer.ref:
-                handoff.pending = None
-                self.manifest(handoff.decode, pending)
+            if pending is not None:
+                self._use_manifest(handoff, pending)
 
     def decode_left(self, ref: WorkerRef) -> None:
         """A decode engine's incarnation is gone: its rooms cannot be handed off."""
@@ -207,6 +215,19 @@ class Handoffs:
                 self._fail(room, FailureReason.PEER_LOST, f"decode engine {ref} is gone")
 
     # --- inner ---------------------------------------------------------------------------------
+
+    def _use_manifest(self, handoff: _Handoff, message: Manifest) -> None:
+        """Write as the manifest says, once the decode engine's transfer metadata is known."""
+        if handoff.decode.ref not in self._agents:
+            return
+        if not handoff.sender.covers(message.first_block, len(message.pages)):
+            self._fail(message.room, FailureReason.HANDOFF_REJECTED, "manifest of a wrong extent")
+            return
+        handoff.pending = None
+        self._feed(
+            message.room,
+            lambda h: h.sender.manifest(message.epoch, message.first_block, message.pages),
+        )
 
     def _fail(self, room: bytes, reason: FailureReason, detail: str) -> None:
         self._out.append(TransferFailed(room, reason, detail))
@@ -236,8 +257,11 @@ class Handoffs:
         elif isinstance(instruction, WriteFailed):
             reason = FailureReason.TRANSFER_FAILED
             self._out.append(TransferFailed(room, reason, instruction.detail))
-        elif instruction.epoch:
-            self._out.append(Post(handoff.decode, WriterStopped(room, instruction.epoch)))
+        else:
+            pending_epoch = handoff.pending.epoch if handoff.pending is not None else 0
+            epoch = instruction.epoch or pending_epoch
+            if epoch:
+                self._out.append(Post(handoff.decode, WriterStopped(room, epoch)))
 
     def _close(self, room: bytes, handoff: _Handoff) -> None:
         if not handoff.closed:

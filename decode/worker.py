@@ -1,0 +1,61 @@
+"""The decode engine's threads and sockets around its core."""
+
+from collections.abc import Callable
+
+from bootstrap.identity import Peer, Role, WorkerRef
+from bootstrap.messages import Message, WorkerInfo
+from decode.core import DecodeCore
+from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown, TornDown
+from engine.core import PeerJoined, PeerLeft, Post, Received
+from engine.host import EngineHost, Links
+from engine.limits import EngineLimits
+from engine.settings import EngineSettings
+
+
+class DecodeRole:
+    """Everything is an event for the core; what it puts out goes to the wire or the pump."""
+
+    role = Role.DECODE
+
+    def __init__(self, limits: EngineLimits, links: Callable[[], Links]) -> None:
+        self.core = DecodeCore(limits)
+        self._links = links
+
+    def execute(self, instruction: object) -> None:
+        """Carry out one instruction of the core."""
+        links = self._links()
+        if isinstance(instruction, Post):
+            links.post(instruction.peer, instruction.message)
+        elif isinstance(instruction, InboundOpened):
+            links.pump.open_inbound()
+        elif isinstance(instruction, InboundClosed):
+            links.pump.close_inbound()
+        elif isinstance(instruction, DropSwap):
+            links.drop_swap(instruction.room)
+        elif isinstance(instruction, TearDown):
+            torn_down = TornDown(instruction.ref)
+            links.pump.remove_peer(instruction.agent_name, lambda: links.put(torn_down))
+
+    def on_message(self, sender: Peer, message: Message) -> None:
+        """All messages are the core's."""
+        self._links().put(Received(sender, message))
+
+    def on_joined(self, info: WorkerInfo) -> None:
+        """Prefill engines are who writes to us."""
+        if info.role is Role.PREFILL:
+            self._links().put(PeerJoined(info))
+
+    def on_left(self, ref: WorkerRef, dead: bool) -> None:
+        """Rooms that wait for it end."""
+        self._links().put(PeerLeft(ref, dead))
+
+    def on_written(self, tag: object, error: str | None) -> None:
+        """A decode engine writes nothing."""
+        raise AssertionError(f"unexpected write {tag}")
+
+
+class DecodeWorker(EngineHost):
+    """A decode engine in this process."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings, DecodeRole)

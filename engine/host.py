@@ -1,0 +1,213 @@
+"""One engine in one process: its threads and sockets around a core, from start to stop.
+
+Threads: the loop (model steps, owns the core), the mailbox (receives and sends), the transfer pump (owns
+the backend) and the bootstrap client (heartbeats). Only the loop computes, so none of the others waits
+for a step. What differs between prefill and decode is an `EngineRole`.
+"""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from bootstrap.client import BootstrapClient, Registration
+from bootstrap.directory import DirectoryEvent, Fenced, Joined, Left
+from bootstrap.errors import RemoteFault
+from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
+from bootstrap.mailbox import Mailbox
+from bootstrap.messages import Message, WorkerInfo, WorkerLoad
+from bootstrap.security import Security
+from engine.assembly import EngineParts, OnStage, build_engine, published_limits
+from engine.core import EngineCore
+from engine.limits import EngineLimits
+from engine.loop import EngineLoop
+from engine.settings import EngineSettings
+from kv_transfer.pump import TransferPump
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What a role may use of its host; all but `drop_swap` is thread safe."""
+
+    post: Callable[[Peer, Message], None]
+    put: Callable[[object], None]  # an event for the core
+    pump: TransferPump
+    drop_swap: Callable[[bytes], None]  # on the loop's thread only
+    block_bytes: int
+
+
+class EngineRole(Protocol):
+    """What makes an engine a prefill or a decode engine."""
+
+    @property
+    def role(self) -> Role:
+        """Its role in the cluster."""
+        ...
+
+    @property
+    def core(self) -> EngineCore:
+        """Its pure part."""
+        ...
+
+    def execute(self, instruction: object) -> None:
+        """Carry out what the core put out; on the loop's thread."""
+        ...
+
+    def on_message(self, sender: Peer, message: Message) -> None:
+        """On the mailbox's thread."""
+        ...
+
+    def on_joined(self, info: WorkerInfo) -> None:
+        """A worker whose KV contract and transport equal ours; on the client's thread."""
+        ...
+
+    def on_left(self, ref: WorkerRef, dead: bool) -> None:
+        """A worker is gone; on the client's thread."""
+        ...
+
+    def on_written(self, tag: object, error: str | None) -> None:
+        """A write ended; on the pump's thread."""
+        ...
+
+
+RoleFactory = Callable[[EngineLimits, Callable[[], Links]], EngineRole]
+
+
+class EngineHost:
+    """Started once, stopped once; a new life is a new process and a new incarnation."""
+
+    def __init__(self, settings: EngineSettings, make_role: RoleFactory) -> None:
+        self.settings = settings
+        self.ref = WorkerRef(settings.worker_id, new_incarnation())
+        self._make_role = make_role
+        self._lock = threading.Lock()  # guards the next two
+        self._stopped = False
+        self._closers: ExitStack | None = None
+        self._ended = threading.Event()
+        self._crash: BaseException | None = None
+
+    @property
+    def peer(self) -> Peer:
+        """Who this is and where its inbox listens; valid after `start`."""
+        return self._mailbox.peer
+
+    @property
+    def core(self) -> EngineCore:
+        """The core, for inspection; valid after `start`."""
+        return self._role.core
+
+    def start(self, on_stage: OnStage | None = None) -> None:
+        """Load the model, open the wire, and register as soon as the bootstrap service is there.
+
+        Raises ConfigError for what the settings cannot do, TransferError when the transport refuses.
+        """
+        say = on_stage or (lambda stage: logger.info("%s: %s", self.ref, stage))
+        agent_name = f"{self.ref.worker_id}-{self.ref.incarnation}"
+        with ExitStack() as closers:
+            parts = build_engine(self.settings, agent_name, say)
+            closers.callback(parts.backend.close)
+            self._role = self._make_role(parts.limits, lambda: self._links)
+            self._loop = EngineLoop(self._role.core, parts.stepper, self._role.execute)
+            self._open_wire(parts, closers)
+            with self._lock:
+                if self._stopped:
+                    return
+                self._start_threads(closers)
+                self._closers = closers.pop_all()
+        say(f"serving on {self.peer.endpoint}, pages by {parts.backend.transport}")
+
+    def wait(self) -> None:
+        """Block until the engine ends; raises what broke it, if something did."""
+        self._ended.wait()
+        if self._crash is not None:
+            raise self._crash
+
+    def request_stop(self) -> None:
+        """Make `wait` return; safe in a signal handler. `stop` must follow."""
+        self._loop.stop()
+
+    def stop(self) -> None:
+        """End every room, say goodbye, release threads, sockets and memory. Idempotent."""
+        with self._lock:
+            self._stopped = True
+            closers, self._closers = self._closers, None
+        if closers is not None:
+            closers.close()
+
+    # --- inner ---------------------------------------------------------------------------------
+
+    def _open_wire(self, parts: EngineParts, closers: ExitStack) -> None:
+        settings = self.settings
+        security = Security.from_file(settings.secret_file) if settings.secret_file else None
+        self._pump = TransferPump(parts.backend, self._role.on_written)
+        closers.callback(self._pump.stop)
+        self._mailbox = Mailbox(self.ref, settings.bind_host, self._role.on_message, security)
+        closers.callback(self._mailbox.stop)
+        self._links = Links(
+            post=self._mailbox.post,
+            put=self._loop.inbox.put,
+            pump=self._pump,
+            drop_swap=parts.stepper.swap.drop,
+            block_bytes=parts.layout.block_bytes,
+        )
+        self._info = WorkerInfo(
+            peer=self.peer,
+            role=self._role.role,
+            model=settings.model_name,
+            contract=parts.contract,
+            limits=published_limits(parts.limits),
+            transfer=parts.backend.metadata(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        registration = Registration(self._info, self._load)
+        self._client = BootstrapClient(
+            settings.bootstrap, self.peer, security, self._on_member, registration
+        )
+
+    def _start_threads(self, closers: ExitStack) -> None:
+        loop = threading.Thread(target=self._run, name=f"loop-{self.ref}", daemon=True)
+        self._pump.start()
+        loop.start()
+        closers.callback(loop.join)
+        closers.callback(self._loop.stop)
+        self._mailbox.start()
+        self._client.start()
+        closers.callback(self._client.stop, unregister=True)
+
+    def _load(self) -> WorkerLoad:
+        load = self._loop.load
+        wire = {f"wire_{name}": count for name, count in self._mailbox.counters().items()}
+        moved = {f"transfer_{name}": int(n) for name, n in self._pump.stats().items()}
+        return msgspec.structs.replace(load, counters={**load.counters, **wire, **moved})
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException as error:
+            logger.exception("%s: the engine loop broke", self.ref)
+            self._crash = error
+        finally:
+            self._ended.set()
+
+    def _on_member(self, event: DirectoryEvent) -> None:
+        if isinstance(event, Joined):
+            info = event.member.info
+            same_transport = info.transfer.backend == self._info.transfer.backend
+            if info.contract == self._info.contract and same_transport:
+                self._role.on_joined(info)
+        elif isinstance(event, Left):
+            self._role.on_left(event.ref, event.dead)
+            if event.dead:
+                self._mailbox.forget(event.endpoint)
+        elif isinstance(event, Fenced):
+            self._crash = RemoteFault(f"{self.ref} was declared ended: {event.reason.value}")
+            self._loop.stop()
