@@ -54,13 +54,18 @@ class TransferBackend(Protocol):
         ...
 
     def remove_peer(self, agent_name: str) -> None:
-        """Tear the connection down; after it no write of ours reaches that peer. Unknown: no-op."""
+        """Tear the connection down. Unknown: no-op.
+
+        Writes to the peer that are under way end with an error in later polls; once they all have, no
+        write of ours reaches that peer.
+        """
         ...
 
     def write(self, agent_name: str, runs: Sequence[Run]) -> WriteId:
-        """Begin writing `runs` of our arena into the peer's. Runs are in bounds of both arenas.
+        """Begin writing `runs` of our arena into the peer's. At least one run, each of at least one byte.
 
-        Raises TransferError for an unknown peer, a run out of bounds, or a refusal by the transport.
+        Raises TransferError for an unknown peer, a run out of bounds of either arena, a peer whose
+        process is known to be gone, or a refusal by the transport.
         """
         ...
 
