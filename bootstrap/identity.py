@@ -14,9 +14,9 @@ from msgspec import Meta, Struct
 ROOM_BYTES = 16
 
 Room = Annotated[bytes, Meta(min_length=ROOM_BYTES, max_length=ROOM_BYTES)]
-WorkerId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
-Incarnation = Annotated[str, Meta(min_length=16, max_length=16, pattern=r"^[0-9a-f]+$")]
-Endpoint = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^(tcp|ipc|inproc)://")]
+WorkerId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+\Z")]
+Incarnation = Annotated[str, Meta(min_length=16, max_length=16, pattern=r"^[0-9a-f]+\Z")]
+Endpoint = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^tcp://[!-~]+\Z")]
 
 
 class Role(Enum):

@@ -7,7 +7,8 @@ Who sends what to whom:
     D         -> P         Manifest, HandoffAccepted, AbortRoom
     P, D      -> balancer  TokenBatch, LegFailed, LegProgress
     everyone <-> bootstrap Register, Heartbeat, Unregister, Evict, Subscribe / Registered,
-                           RegisterAgain, Snapshot, MemberJoined, MemberLeft
+                           RegisterAgain, Ended, Subscribed, Snapshot, MemberJoined, MemberLeft,
+                           LoadReport
 
 Times cross the wire as remaining seconds, never as clock readings: hosts share no clock.
 """
@@ -15,7 +16,7 @@ Times cross the wire as remaining seconds, never as clock readings: hosts share 
 from enum import Enum
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from bootstrap.contract import KVContract
 from bootstrap.identity import Peer, Role, Room, WorkerRef
@@ -245,18 +246,34 @@ class WorkerLoad(Struct, frozen=True, omit_defaults=True):
     num_queued: Gauge = 0
     num_running: Gauge = 0
     num_rooms: Gauge = 0
-    pages: Annotated[
-        dict[Annotated[str, Meta(max_length=32)], Gauge], Meta(max_length=16)
-    ] = {}
-    counters: Annotated[
-        dict[Annotated[str, Meta(max_length=64)], Gauge], Meta(max_length=64)
-    ] = {}
+    pages: Annotated[dict[Annotated[str, Meta(max_length=32)], Gauge], Meta(max_length=16)] = {}
+    counters: Annotated[dict[Annotated[str, Meta(max_length=64)], Gauge], Meta(max_length=64)] = {}
+
+
+class LeaveReason(Enum):
+    """Why a worker is no member any more."""
+
+    LEASE_EXPIRED = "lease_expired"  # nothing heard: dead, stopped or out of reach
+    NOT_ANNOUNCED = "not_announced"  # the service restarted and did not hear from it in time
+    UNREGISTERED = "unregistered"  # said goodbye after its last write
+    EVICTED = "evicted"  # a supervisor saw the process end
+    REPLACED = "replaced"  # a younger incarnation took its place
+
+    @property
+    def dead(self) -> bool:
+        """Whether this incarnation writes nothing any more and never returns."""
+        return self not in (LeaveReason.LEASE_EXPIRED, LeaveReason.NOT_ANNOUNCED)
 
 
 class Register(_Message, frozen=True):
-    """Join, or say again that this incarnation is here."""
+    """Join, or say again that this incarnation is here.
+
+    `age_s` is how long the process has lived: of two incarnations of a worker the younger counts.
+    """
 
     info: WorkerInfo
+    age_s: Seconds = 0.0
+    load: WorkerLoad = field(default_factory=WorkerLoad)
 
 
 class Registered(_Message, frozen=True):
@@ -275,8 +292,14 @@ class RegisterAgain(_Message, frozen=True):
     """The service does not know the sender: it restarted, or the lease ran out."""
 
 
+class Ended(_Message, frozen=True):
+    """The sender's incarnation was replaced or evicted, or said goodbye; it never returns."""
+
+    reason: LeaveReason
+
+
 class Unregister(_Message, frozen=True):
-    """The sender leaves of its own accord."""
+    """The sender leaves of its own accord and writes into no peer's memory any more."""
 
 
 class Evict(_Message, frozen=True):
@@ -286,7 +309,22 @@ class Evict(_Message, frozen=True):
 
 
 class Subscribe(_Message, frozen=True):
-    """Send me a Snapshot now and every change after it; repeat to stay subscribed."""
+    """Send me every change from now on; repeat to stay subscribed.
+
+    A Snapshot comes first unless the sender stands at `version` of the service's life `service`.
+    Without `loads` no LoadReport comes: only who chooses among members needs those.
+    """
+
+    service: WorkerRef | None = None
+    version: Gauge = 0
+    loads: bool = True
+
+
+class Subscribed(_Message, frozen=True):
+    """The subscription's lease, and the version that the sender has if it missed nothing."""
+
+    version: Gauge
+    lease_s: Seconds
 
 
 class Member(Struct, frozen=True):
@@ -297,11 +335,17 @@ class Member(Struct, frozen=True):
 
 
 class Snapshot(_Message, frozen=True):
-    """All members at `version` of the service's life `service`."""
+    """All members at `version` of the service's life `service`, or part `part` of `num_parts`.
+
+    `ended` names incarnations that lately died, for those who missed to hear it.
+    """
 
     service: WorkerRef
     version: Gauge
     members: Annotated[tuple[Member, ...], Meta(max_length=MAX_ROOMS)]
+    part: Annotated[int, Meta(ge=0, lt=MAX_ROOMS)] = 0
+    num_parts: Annotated[int, Meta(ge=1, le=MAX_ROOMS)] = 1
+    ended: Annotated[tuple[tuple[WorkerRef, LeaveReason], ...], Meta(max_length=MAX_ROOMS)] = ()
 
 
 class MemberJoined(_Message, frozen=True):
@@ -316,11 +360,11 @@ class MemberLeft(_Message, frozen=True):
 
     version: Gauge
     ref: WorkerRef
-    reason: Text
+    reason: LeaveReason
 
 
 class LoadReport(_Message, frozen=True):
-    """Latest loads of all members, pushed to subscribers a few times a second at most."""
+    """Loads heard since the last report, pushed to subscribers a few times a second at most."""
 
     loads: Annotated[tuple[tuple[WorkerRef, WorkerLoad], ...], Meta(max_length=MAX_ROOMS)]
 
@@ -328,8 +372,8 @@ class LoadReport(_Message, frozen=True):
 Message = (
     PrefillDispatch | DecodeDispatch | PrefillStarted | Manifest | HandoffRecord | HandoffAccepted
     | AbortRoom | WriterStopped | TokenBatch | LegFailed | LegProgress
-    | Register | Registered | Heartbeat | RegisterAgain | Unregister | Evict | Subscribe
-    | Snapshot | MemberJoined | MemberLeft | LoadReport
+    | Register | Registered | Heartbeat | RegisterAgain | Ended | Unregister | Evict | Subscribe
+    | Subscribed | Snapshot | MemberJoined | MemberLeft | LoadReport
 )  # fmt: skip
 
 
@@ -342,5 +386,3 @@ class Envelope(Struct, frozen=True):
     sender: Peer
     recipient: WorkerRef | None
     body: Message
-
-

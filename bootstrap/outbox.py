@@ -3,8 +3,6 @@
 Used by one thread only. It knows frames and endpoints, not messages.
 """
 
-from typing import Any
-
 import zmq
 
 from bootstrap import sockets
@@ -20,10 +18,10 @@ class Outbox:
     Balancers are no members, so nobody reports that one is gone: sockets unused for IDLE_S close.
     """
 
-    def __init__(self, context: Any, security: Security | None) -> None:
+    def __init__(self, context: sockets.Context, security: Security | None) -> None:
         self._context = context
         self._security = security
-        self._outlets: dict[str, Any] = {}
+        self._outlets: dict[str, sockets.Socket] = {}
         self._used_at: dict[str, float] = {}  # same keys, longest unused first
 
     def send(self, endpoint: str, frame: bytes, now: float) -> bool:

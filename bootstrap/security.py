@@ -10,7 +10,6 @@ import logging
 import os
 import stat
 from dataclasses import dataclass, field
-from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -70,14 +69,14 @@ class Security:
             log.warning("secret_file=%r is readable by every user of this host", os.fspath(path))
         return cls.from_secret(secret.rstrip(b"\r\n"))
 
-    def secure_server(self, socket: Any) -> None:
+    def secure_server(self, socket: "zmq.Socket[bytes]") -> None:
         """Make a ZMQ socket that will bind take only clients who hold the secret."""
         socket.curve_server = True
         socket.curve_secretkey = self.secret_key
         socket.curve_publickey = self.public_key
         socket.zap_domain = _ZAP_DOMAIN
 
-    def secure_client(self, socket: Any) -> None:
+    def secure_client(self, socket: "zmq.Socket[bytes]") -> None:
         """Make a ZMQ socket that will connect talk only to servers who hold the secret."""
         socket.curve_secretkey = self.secret_key
         socket.curve_publickey = self.public_key
@@ -91,15 +90,18 @@ class ZapGate:
     only. It must be open before any secured socket binds.
     """
 
-    def __init__(self, context: Any, security: Security) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", security: Security) -> None:
         self._expected = z85.decode(security.public_key)
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ZAP_ENDPOINT)
 
-    def answer(self) -> None:
-        """Answer one request that the poller has seen."""
-        parts = self.socket.recv_multipart(zmq.NOBLOCK)
+    def answer_all(self) -> None:
+        """Answer every request that waits."""
+        while self.socket.poll(0):
+            self._answer(self.socket.recv_multipart())
+
+    def _answer(self, parts: list[bytes]) -> None:
         admitted = (
             len(parts) == _ZAP_PARTS
             and parts[5] == b"CURVE"
