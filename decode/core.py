@@ -32,14 +32,16 @@ from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown
 from decode.quarantine import Quarantine
 from decode.request import STAGES, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
-from engine.core import PeerJoined, PeerLeft, Post, Received, StepPlan, StepResult
+from engine.core import PeerJoined, PeerLeft, Post, Received, StepPlan, StepResult, SwapIn
 from engine.limits import EngineLimits
 from engine.step import NumericalFault, SampledToken
 from kv_transfer.prefix import prompt_digest
 
 PROGRESS_INTERVAL_S = 1.0
 EARLY_TTL_S = 60.0
+MAX_GONE = 1 << 12
 _S = DecodeState
+_NEEDS_PREFILL = (_S.EXPECTED, _S.ADMITTING, _S.RECEIVING)
 
 
 class DecodeCore:
@@ -52,7 +54,8 @@ class DecodeCore:
         self._rooms: dict[bytes, DecodeRequest] = {}
         self._tombstones = RecentRooms()
         self._started_early = RecentRooms(ttl_s=EARLY_TTL_S)
-        self._prefills: dict[WorkerRef, WorkerInfo] = {}
+        self._prefills: dict[WorkerRef, WorkerInfo] = {}  # not known dead
+        self._gone: dict[WorkerRef, None] = {}  # left, and not back; oldest first
         self._out: list[object] = []
         self._next_progress_at = 0.0
         self._draining = False
@@ -69,7 +72,7 @@ class DecodeCore:
         if isinstance(event, Received):
             self._received(event.sender, event.message, now)
         elif isinstance(event, PeerJoined):
-            self._prefills[event.info.peer.ref] = event.info
+            self._prefill_joined(event.info)
         elif isinstance(event, PeerLeft):
             self._peer_left(event, now)
         elif isinstance(event, TornDown):
@@ -81,7 +84,7 @@ class DecodeCore:
             if now >= request.deadline_at:
                 self._fail(request, FailureReason.DEADLINE, "deadline passed in decode", now)
         for room in self.quarantine.due(now):
-            self._writer_stopped(room, 0)
+            self._free(room, 0)
         self._out.extend(self.quarantine.requests(now))
         if now >= self._next_progress_at:
             self._next_progress_at = now + PROGRESS_INTERVAL_S
@@ -91,10 +94,9 @@ class DecodeCore:
         """One token for every running request; the newly admitted get their manifests."""
         plan, admitted = self.scheduler.plan(now)
         for request in admitted:
-            pages = self.scheduler.ledger.expose(request.room)
-            manifest = Manifest(request.room, request.epoch, request.num_named, pages)
+            self.scheduler.ledger.expose(request.room)
             self._out.append(InboundOpened(request.room))
-            self._out.append(Post(request.dispatch.prefill, manifest))
+            self._post_manifest(request)
         return plan
 
     def complete(self, plan: StepPlan, results: Sequence[StepResult], now: float) -> None:
@@ -110,9 +112,13 @@ class DecodeCore:
         self._out.extend(Post(peer, TokenBatch(tuple(rooms))) for peer, rooms in batches.items())
 
     def step_failed(self, plan: StepPlan, detail: str, now: float) -> None:
-        """The step raised: its rooms end, the others go on."""
-        for room in plan.rooms:
+        """The step raised: its rooms end, the others go on.
+
+        Nobody knows how far it came, so those whose bytes it was to move end too.
+        """
+        for room in dict.fromkeys((*plan.rooms, *(swap.room for swap in plan.swaps))):
             self._fail(self._rooms[room], FailureReason.INTERNAL, detail, now)
+        self._out.extend(DropSwap(s.room) for s in plan.swaps if isinstance(s, SwapIn))
 
     def shut_down(self, now: float) -> None:
         """Refuse new rooms and fail those that are here."""
@@ -143,7 +149,7 @@ class DecodeCore:
         elif isinstance(message, AbortRoom):
             self._aborted(sender, message, now)
         elif isinstance(message, WriterStopped):
-            self._writer_stopped(message.room, message.epoch)
+            self._writer_stopped(sender, message.room, message.epoch)
 
     def _accept(self, dispatch: DecodeDispatch, now: float) -> None:
         if dispatch.room in self._tombstones or dispatch.room in self._rooms:
@@ -156,14 +162,15 @@ class DecodeCore:
         token_ids = list(dispatch.prompt_token_ids)
         request = DecodeRequest(dispatch, now, token_ids, self.scheduler.hasher.hashes(token_ids))
         self._rooms[request.room] = request
-        if self._started_early.discard(request.room):
-            self.scheduler.started(request)
+        self._start_if_ready(request)
 
     def _refusal(self, dispatch: DecodeDispatch) -> tuple[FailureReason, str] | None:
         if self._draining:
             return FailureReason.DRAINING, "the decode engine takes no new rooms"
         if len(self._rooms) - len(self.scheduler.running) >= self._limits.max_queue:
             return FailureReason.QUEUE_FULL, f"{self._limits.max_queue} requests wait already"
+        if dispatch.prefill.ref in self._gone:  # it left while the dispatch was on its way
+            return FailureReason.PEER_LOST, f"prefill engine {dispatch.prefill.ref} is gone"
         num_left = dispatch.sampling.max_tokens - dispatch.output_offset
         if num_left < 2:
             return FailureReason.BAD_REQUEST, f"{num_left} tokens left: nothing to decode"
@@ -176,8 +183,25 @@ class DecodeCore:
             return
         if request is None:
             self._started_early.add(message.room, now)
-        elif request.state is _S.EXPECTED and sender.ref == request.dispatch.prefill.ref:
+        elif sender.ref != request.dispatch.prefill.ref:
+            return
+        elif request.state is _S.EXPECTED:
+            self._started_early.add(message.room, now)
+            self._start_if_ready(request)
+        elif request.state is _S.RECEIVING:  # it asks again: the manifest was lost
+            self._post_manifest(request)
+
+    def _start_if_ready(self, request: DecodeRequest) -> None:
+        """Pages are promised only to a writer whose death would be told us."""
+        known = request.dispatch.prefill.ref in self._prefills
+        if known and self._started_early.discard(request.room):
             self.scheduler.started(request)
+
+    def _post_manifest(self, request: DecodeRequest) -> None:
+        first_block = request.num_named
+        pages = self.scheduler.ledger.pages_of(request.room)[first_block:]
+        manifest = Manifest(request.room, request.epoch, first_block, pages)
+        self._out.append(Post(request.dispatch.prefill, manifest))
 
     def _handoff(self, sender: Peer, record: HandoffRecord, now: float) -> None:
         """The record is the only thing that makes the room's pages valid."""
@@ -191,6 +215,8 @@ class DecodeCore:
                 return
             self.scheduler.commit(request, record.token_id, now)
             self._out.append(InboundClosed(record.room))
+        elif request is None:
+            self._writer_stopped(sender, record.room, record.epoch)  # it follows the last write
         # Committed before, or ended: either way nothing more is needed of the sender.
         self._out.append(Post(sender, HandoffAccepted(record.room, record.epoch)))
 
@@ -213,23 +239,40 @@ class DecodeCore:
         elif sender.ref == request.dispatch.reply_to.ref:
             self._end(request, now)
             self._tell_prefill(request.dispatch, message.reason)
-        elif sender.ref == request.dispatch.prefill.ref and request.state is not _S.RUNNING:
+        elif sender.ref == request.dispatch.prefill.ref and request.state in _NEEDS_PREFILL:
             if message.reason is FailureReason.FINISHED:
                 self._end(request, now)
             else:
                 self._fail(request, FailureReason.PEER_ABORTED, message.reason.value, now)
 
-    def _peer_left(self, event: PeerLeft, now: float) -> None:
-        info = self._prefills.pop(event.ref, None)
-        waiting = (_S.EXPECTED, _S.ADMITTING, _S.RECEIVING)
+    def _prefill_joined(self, info: WorkerInfo) -> None:
+        self._prefills[info.peer.ref] = info
+        self._gone.pop(info.peer.ref, None)
         for request in list(self._rooms.values()):
-            if request.dispatch.prefill.ref == event.ref and request.state in waiting:
+            if request.state is _S.EXPECTED:
+                self._start_if_ready(request)
+
+    def _peer_left(self, event: PeerLeft, now: float) -> None:
+        """One that fell silent may be found dead later: until then its transport is kept in mind."""
+        info = self._prefills.pop(event.ref, None) if event.dead else None
+        self._gone[event.ref] = None
+        if len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
+        for request in list(self._rooms.values()):
+            if request.dispatch.prefill.ref == event.ref and request.state in _NEEDS_PREFILL:
                 detail = f"prefill engine {event.ref} is gone"
                 self._fail(request, FailureReason.PEER_LOST, detail, now)
-        if event.dead and info is not None:
+        if info is not None:
             self._out.append(TearDown(event.ref, info.transfer.agent_name))
 
-    def _writer_stopped(self, room: bytes, epoch: int) -> None:
+    def _writer_stopped(self, sender: Peer, room: bytes, epoch: int) -> None:
+        """Only the writer itself is believed."""
+        request = self._rooms.get(room)
+        writer = self.quarantine.writer_of(room) if request is None else request.dispatch.prefill
+        if writer is not None and writer.ref == sender.ref:
+            self._free(room, epoch)
+
+    def _free(self, room: bytes, epoch: int) -> None:
         self.scheduler.ledger.writer_stopped(room, epoch)
         if room in self.quarantine.rooms() and not self.scheduler.ledger.pages_of(room):
             self.quarantine.end(room)
@@ -252,11 +295,11 @@ class DecodeCore:
         return RoomTokens(request.room, position, (token_id,), finish, stats)
 
     def _fail(self, request: DecodeRequest, reason: FailureReason, detail: str, now: float) -> None:
-        running = request.state in (_S.RUNNING, _S.RETRACTED)
+        needs_prefill = request.state in _NEEDS_PREFILL
         self._end(request, now)
         dispatch = request.dispatch
         self._out.append(Post(dispatch.reply_to, LegFailed(dispatch.room, reason, detail[:1024])))
-        if not running:
+        if needs_prefill:
             self._tell_prefill(dispatch, FailureReason.PEER_ABORTED)
 
     def _tell_failure(self, dispatch: DecodeDispatch, reason: FailureReason, detail: str) -> None:

@@ -31,6 +31,11 @@ class Quarantine:
         """The room ended while `writer` may still write; it was asked to stop just now."""
         self._rooms[room] = _Quarantined(writer, now + ASK_AGAIN_S)
 
+    def writer_of(self, room: bytes) -> Peer | None:
+        """Whom the room waits for; None if it is not here."""
+        entry = self._rooms.get(room)
+        return None if entry is None else entry.writer
+
     def end(self, room: bytes) -> bool:
         """The writer stopped; whether the room was here."""
         return self._rooms.pop(room, None) is not None

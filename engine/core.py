@@ -109,3 +109,7 @@ class EngineCore(Protocol):
     def load(self) -> WorkerLoad:
         """What the next heartbeat says."""
         ...
+
+    def validate(self) -> None:
+        """Re-derive every count; raises where the core contradicts itself."""
+        ...

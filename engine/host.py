@@ -124,6 +124,18 @@ class EngineHost:
                 self._closers = closers.pop_all()
         say(f"serving on {self.peer.endpoint}, pages by {parts.backend.transport}")
 
+    @property
+    def num_known_workers(self) -> int:
+        """Members of the cluster that this engine has heard of, itself included."""
+        return len(self._client.members())
+
+    def load(self) -> WorkerLoad:
+        """What the next heartbeat says: the core's load, and what wire and transport counted."""
+        load = self._loop.load
+        wire = {f"wire_{name}": count for name, count in self._mailbox.counters().items()}
+        moved = {f"transfer_{name}": int(n) for name, n in self._pump.stats().items()}
+        return msgspec.structs.replace(load, counters={**load.counters, **wire, **moved})
+
     def wait(self) -> None:
         """Block until the engine ends; raises what broke it, if something did."""
         self._ended.wait()
@@ -148,9 +160,7 @@ class EngineHost:
         settings = self.settings
         security = Security.from_file(settings.secret_file) if settings.secret_file else None
         self._pump = TransferPump(parts.backend, self._role.on_written)
-        closers.callback(self._pump.stop)
         self._mailbox = Mailbox(self.ref, settings.bind_host, self._role.on_message, security)
-        closers.callback(self._mailbox.stop)
         self._links = Links(
             post=self._mailbox.post,
             put=self._loop.inbox.put,
@@ -168,26 +178,24 @@ class EngineHost:
             host=socket.gethostname(),
             pid=os.getpid(),
         )
-        registration = Registration(self._info, self._load)
+        registration = Registration(self._info, self.load)
         self._client = BootstrapClient(
             settings.bootstrap, self.peer, security, self._on_member, registration
         )
+        # In the order of a stop, last to first: to unregister says that no write will follow.
+        closers.callback(self._client.stop, unregister=True)
+        closers.callback(self._pump.stop)
+        closers.callback(self._mailbox.stop)
 
     def _start_threads(self, closers: ExitStack) -> None:
         loop = threading.Thread(target=self._run, name=f"loop-{self.ref}", daemon=True)
         self._pump.start()
         loop.start()
+        closers.callback(self._client.beat)
         closers.callback(loop.join)
         closers.callback(self._loop.stop)
         self._mailbox.start()
         self._client.start()
-        closers.callback(self._client.stop, unregister=True)
-
-    def _load(self) -> WorkerLoad:
-        load = self._loop.load
-        wire = {f"wire_{name}": count for name, count in self._mailbox.counters().items()}
-        moved = {f"transfer_{name}": int(n) for name, n in self._pump.stats().items()}
-        return msgspec.structs.replace(load, counters={**load.counters, **wire, **moved})
 
     def _run(self) -> None:
         try:

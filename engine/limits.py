@@ -38,7 +38,8 @@ class EngineLimits:
         if max(prompt_token_ids) >= self.vocab_size:
             detail = f"token id {max(prompt_token_ids)} beyond vocabulary {self.vocab_size}"
             return FailureReason.BAD_REQUEST, detail
-        if num_prompt >= self.max_model_len or self.blocks_for(num_tokens) > self.num_blocks:
+        too_long = max(num_tokens, num_prompt + 1) > self.max_model_len
+        if too_long or self.blocks_for(num_tokens) > self.num_blocks:
             detail = f"{num_tokens} tokens exceed {self.max_model_len} or {self.num_blocks} blocks"
             return FailureReason.TOO_LARGE, detail
         return None

@@ -70,6 +70,7 @@ class EngineLoop:
             busy = self._round(0.0 if busy else IDLE_WAIT_S)
         self._core.shut_down(time.monotonic())
         self._emit()
+        self.load = self._core.load()
 
     def stop(self) -> None:
         """Ask the loop to end after its present round."""

@@ -1,1 +1,1 @@
-"""Attention kernels behind one small interface."""
+"""How attention meets paged memory, and how small batches meet large matrices."""

@@ -1,6 +1,6 @@
-"""Tiny random models as Hugging Face folders: real formats and a real tokenizer, made in milliseconds.
+"""Tiny random models as Hugging Face folders: real formats, a real tokenizer, made in milliseconds.
 
-The weights are large enough that greedy outputs vary with the prompt instead of falling into a loop.
+The weights are large enough that greedy outputs vary with the prompt and seldom fall into a loop.
 """
 
 import json
@@ -135,11 +135,8 @@ def _tokenizer_json() -> str:
     """Byte-level BPE: three special tokens, all 256 bytes, and merges up to `VOCAB_SIZE`."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *letters))}
-    merges = []
-    for (
-        pair
-    ) in "th er in an on re he at en Ġa Ġt st or it es is ou ar te Ġs Ġw nd al ed to ng ".split():
-        merges.append((pair[0], pair[1]))
+    pairs = "th er in an on re he at en Ġa Ġt st or it es is ou ar te Ġs Ġw nd al ed to ng"
+    merges = [(pair[0], pair[1]) for pair in pairs.split()]
     merges += [("Ġt", "he"), ("in", "g"), ("Ġa", "nd"), ("Ġw", "or"), ("l", "d"), ("l", "o")]
     merges += [
         ("Ġs", "t"),

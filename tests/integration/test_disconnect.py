@@ -1,0 +1,201 @@
+"""A client that goes away, at every stage: both engines are free at once, as their ledgers show."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kv_transfer.backends.fake import FakeBackend
+from kv_transfer.backends.faults import Fault, FaultPlan, Hold
+from tests.support.engine_cluster import MODEL_NAME, EngineCluster
+from tests.support.http_balancer import HttpBalancer
+from tests.support.tiny_model import make_tiny_model
+from tests.support.waiting import wait_for
+
+FREE_WITHIN_S = 1.0
+PROMPT = list(range(10, 34))  # 6 blocks
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+class Holding(FaultPlan):
+    """Writes begun while `on` are held until `release`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on = False
+        self.held: list[int] = []
+        self.backends: list[FakeBackend] = []
+
+    __setattr__ = object.__setattr__  # the base is frozen; this plan is the test's to change
+
+    def at(self, index: int) -> Fault | None:
+        if not self.on:
+            return None
+        self.held.append(index)
+        return Hold()
+
+    def release(self) -> None:
+        self.on = False
+        for index in self.held:
+            self.backends[0].release(index)
+
+
+@pytest.fixture
+def holding(monkeypatch: pytest.MonkeyPatch) -> Holding:
+    plan = Holding()
+
+    def make(name: str, agent_name: str, host: str) -> FakeBackend:
+        assert name == "fake"
+        if not agent_name.startswith("p"):
+            return FakeBackend(agent_name)
+        plan.backends.append(FakeBackend(agent_name, plan))
+        return plan.backends[-1]
+
+    monkeypatch.setattr("engine.assembly.make_backend", make)
+    return plan
+
+
+class Client:
+    """A raw connection, to leave at any moment."""
+
+    def __init__(self, balancer: HttpBalancer, *, stream: bool, max_tokens: int, seed: int) -> None:
+        body = json.dumps(
+            {
+                "model": MODEL_NAME,
+                "prompt": [seed, *PROMPT],
+                "max_tokens": max_tokens,
+                "ignore_eos": True,
+                "stream": stream,
+            }
+        )
+        host, port = balancer.url.removeprefix("http://").split(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        self._socket.sendall(
+            f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+
+    def read_until(self, text: bytes) -> None:
+        received = b""
+        while text not in received:
+            received += self._socket.recv(65536)
+
+    def leave(self) -> None:
+        self._socket.close()
+
+
+@contextmanager
+def serving(cluster: EngineCluster, model_dir: Path, **settings: float) -> Iterator[HttpBalancer]:
+    with HttpBalancer(cluster.bootstrap, model_dir, MODEL_NAME, **settings) as balancer:
+        yield balancer
+
+
+def num_requests(balancer: HttpBalancer) -> int:
+    requests = balancer.get("/status").json()["requests"]
+    return int(requests["running"]) + int(requests["waiting"])
+
+
+def test_before_dispatch(model_dir: Path) -> None:
+    with (
+        EngineCluster(model_dir, num_decode=0) as cluster,
+        serving(cluster, model_dir, pair_wait_s=30) as balancer,
+    ):
+        client = Client(balancer, stream=False, max_tokens=8, seed=3)
+        client.leave()
+        wait_for(lambda: num_requests(balancer) == 0, FREE_WITHIN_S, "no request left")
+        assert cluster.engines["p0"].load().num_rooms == 0
+
+
+def test_in_the_prefill_queue(model_dir: Path, holding: Holding) -> None:
+    with (
+        EngineCluster(model_dir, prefill={"num_blocks": 10}) as cluster,
+        serving(cluster, model_dir) as balancer,
+    ):
+        balancer.wait_ready()
+        holding.on = True
+        first = Client(balancer, stream=True, max_tokens=8, seed=3)
+        wait_for(lambda: holding.held, what="the first is in transfer")
+        second = Client(balancer, stream=True, max_tokens=8, seed=4)
+        p0 = cluster.engines["p0"]
+        wait_for(lambda: p0.load().num_queued == 1, what="the second is in the queue")
+        second.leave()
+        wait_for(lambda: p0.load().num_queued == 0, FREE_WITHIN_S, "the queue is empty")
+        wait_for(lambda: cluster.engines["d0"].load().num_rooms == 1, FREE_WITHIN_S, "one room")
+        holding.release()
+        first.read_until(b"[DONE]")
+        first.leave()
+        cluster.wait_idle()
+
+
+def test_in_prefill(model_dir: Path) -> None:
+    with (
+        EngineCluster(model_dir, max_num_batched_tokens=1) as cluster,
+        serving(cluster, model_dir) as balancer,
+    ):
+        balancer.wait_ready()
+        with cluster.gate("p0") as gate:
+            client = Client(balancer, stream=True, max_tokens=8, seed=3)
+            gate.wait_entered()
+            client.leave()
+        cluster.wait_idle(FREE_WITHIN_S)
+
+
+def test_in_transfer(model_dir: Path, holding: Holding) -> None:
+    with EngineCluster(model_dir) as cluster, serving(cluster, model_dir) as balancer:
+        balancer.wait_ready()
+        holding.on = True
+        client = Client(balancer, stream=True, max_tokens=8, seed=3)
+        client.read_until(b"data: ")
+        wait_for(lambda: holding.held, what="a write is held")
+        client.leave()
+        d0 = cluster.engines["d0"]
+        quarantined = lambda: d0.load().pages["quarantined"]  # noqa: E731
+        assert wait_for(quarantined, FREE_WITHIN_S, "pages kept back while the write may land")
+        assert d0.load().num_rooms == 0
+        holding.release()
+        cluster.wait_idle(FREE_WITHIN_S)
+
+
+def test_waiting_in_decode(model_dir: Path, holding: Holding) -> None:
+    with (
+        EngineCluster(model_dir, decode={"num_blocks": 10}) as cluster,
+        serving(cluster, model_dir) as balancer,
+    ):
+        balancer.wait_ready()
+        holding.on = True
+        first = Client(balancer, stream=True, max_tokens=8, seed=3)
+        wait_for(lambda: holding.held, what="the first holds pages of decode")
+        second = Client(balancer, stream=True, max_tokens=8, seed=4)
+        second.read_until(b"data: ")
+        d0 = cluster.engines["d0"]
+        wait_for(lambda: d0.load().num_rooms == 2, what="the second waits in decode")
+        second.leave()
+        one_room = lambda: all(e.load().num_rooms == 1 for e in cluster.engines.values())  # noqa: E731
+        wait_for(one_room, FREE_WITHIN_S, "one room on each side")
+        holding.release()
+        first.read_until(b"[DONE]")
+        first.leave()
+        cluster.wait_idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_while_decoding(model_dir: Path, stream: bool) -> None:
+    with (
+        EngineCluster(model_dir, num_blocks=512) as cluster,
+        serving(cluster, model_dir) as balancer,
+    ):
+        balancer.wait_ready()
+        d0 = cluster.engines["d0"]
+        client = Client(balancer, stream=stream, max_tokens=2000, seed=3)
+        wait_for(lambda: d0.load().num_running == 1, what="decoding")
+        client.leave()
+        cluster.wait_idle(FREE_WITHIN_S)
+        counters = balancer.get("/metrics").text
+        assert 'outcome="cancelled"' in counters

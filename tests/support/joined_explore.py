@@ -1,0 +1,183 @@
+"""Every order of events of a small cluster: a search through its states, each visited once.
+
+A step of an engine, a whole write, and a delivery with what it sets off are one event each; a search has
+one fault to spend, at any moment. Time passes only when nothing else can happen.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from enum import Enum
+from random import Random
+from typing import Any
+
+import msgspec
+
+from bootstrap.identity import Peer
+from bootstrap.messages import LegProgress
+from tests.support.joined import Choice, Cluster
+from tests.support.joined_nodes import PrefillNode, Write
+
+MAX_WAITS = 12  # of one second each; more than any repeat needs
+_SKIPPED = {"_story", "_rng", "_hasher", "hasher", "_limits", "limits", "info", "num_landed_late"}
+_SHARED = (int, float, str, bytes, bool, type(None), Enum, msgspec.Struct, type, Random)
+
+
+class SmallCluster(Cluster):
+    """A cluster whose fault is not spent yet. Faults are named by what they do and to whom."""
+
+    def __init__(self, faults: tuple[str, ...], **options: Any) -> None:
+        super().__init__(Random(0), max_attempts=1, **options)
+        self.faults = faults
+        self.num_waits = 0
+
+    def choices(self) -> list[Choice]:
+        """All that may happen, faults included."""
+        found = [(kind, self._name(what)) for kind, what in super().choices()]
+        if found or self.balancer.pending():
+            found += [("fault", fault) for fault in self.faults if self._is_possible(fault)]
+        if not [kind for kind, _ in found if kind != "fault"] and not self.done():
+            found.append(("wait", None))
+        return found
+
+    def apply(self, choice: Choice) -> None:
+        """One event and what it sets off at once."""
+        kind, what = choice
+        if kind == "fault":
+            self._spend(str(what))
+        elif kind == "wait":
+            self.num_waits += 1
+            assert self.num_waits <= MAX_WAITS, f"something hangs: {self.leftovers()}"
+            self.pass_time(1.0)
+        elif kind in ("land", "finish"):
+            write = self.writes()[what]  # type: ignore[index]
+            while write.left and not write.doomed:
+                super().apply(("land", write))
+            super().apply(("finish", write))
+        else:
+            super().apply(choice)
+            node = self.nodes.get(what[1] if kind == "deliver" else what)  # type: ignore[index]
+            if node is not None and kind == "begin" and node.plan is not None:
+                node.end(self.now, self.balancer.truth)
+            elif node is not None:
+                node.handle(self.now)
+            self.settle()
+
+    def done(self) -> bool:
+        """Every request has its outcome and nothing is held."""
+        return not self.balancer.pending() and not self.leftovers() and not self.orphans
+
+    def _name(self, what: object) -> object:
+        return self.writes().index(what) if isinstance(what, Write) else what
+
+    def _is_possible(self, fault: str) -> bool:
+        kind, _, target = fault.partition(" ")
+        if kind == "cancel":
+            return self.balancer.requests[int(target)].outcome is None
+        writes = [write for write in self.writes() if write not in self.orphans]
+        return kind == "kill" or (kind == "fail-write" and bool(writes))
+
+    def _spend(self, fault: str) -> None:
+        self.faults = ()
+        kind, _, target = fault.partition(" ")
+        if kind == "cancel":
+            self.balancer.cancel(self.balancer.requests[int(target)])
+        elif kind == "fail-write":
+            self.finish(next(w for w in self.writes() if w not in self.orphans), "link down")
+        else:
+            name, _, messages = target.partition(" ")
+            node = next(n for n in self.nodes.values() if n.me.ref.worker_id == name)
+            if messages == "lose":
+                for (source, _), link in self.links.items():
+                    if source == node.me:
+                        link.clear()
+            self.kill(node)
+        self.settle()
+
+    def _lose_tail(self, link: deque[Any]) -> None:
+        """What is lost with a dead engine is the fault's to say."""
+
+    def _route(self, source: Peer, posts: list[Any]) -> None:
+        posts[:] = [post for post in posts if not isinstance(post.message, LegProgress)]
+        super()._route(source, posts)
+
+
+def explore(start: SmallCluster, at_end: Callable[[SmallCluster], None], max_states: int) -> int:
+    """Visit every state that `start` can come to; how many there are.
+
+    Every event checks what must hold always; `at_end` sees each state in which nothing can happen any
+    more. Raises AssertionError, with the events that led there, at the first violation.
+    """
+    seen = {fingerprint(start)}
+    stack: list[tuple[SmallCluster, tuple[Choice, ...]]] = [(start, ())]
+    while stack:
+        state, path = stack.pop()
+        choices = state.choices()
+        if not choices:
+            at_end(state)
+        for choice in choices:
+            after = clone(state, {})
+            try:
+                after.apply(choice)
+            except AssertionError as error:
+                story = "\n".join(f"  {kind} {what}" for kind, what in (*path, choice))
+                raise AssertionError(f"{error} after\n{story}") from error
+            mark = fingerprint(after)
+            if mark not in seen:
+                seen.add(mark)
+                assert len(seen) <= max_states, "more states than this search is meant for"
+                stack.append((after, (*path, choice)))
+    return len(seen)
+
+
+def clone(value: Any, memo: dict[int, Any]) -> Any:
+    """A copy that shares nothing that can change."""
+    if isinstance(value, _SHARED) or _is_frozen(value):
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    kind = type(value)
+    if kind in (tuple, frozenset):
+        return kind(clone(item, memo) for item in value)
+    new = kind.__new__(kind)
+    memo[id(value)] = new
+    if isinstance(value, dict):
+        if isinstance(value, OrderedDict):
+            new.__init__()
+        new.update((key, clone(item, memo)) for key, item in value.items())
+    elif isinstance(value, (list, deque)):
+        new.extend(clone(item, memo) for item in value)
+    elif isinstance(value, set):
+        new.update(value)
+    else:
+        for name in _fields(value):
+            object.__setattr__(new, name, clone(getattr(value, name), memo))
+    return new
+
+
+def fingerprint(value: Any) -> int:
+    """Equal for states that differ in nothing but how they came about (up to 64-bit collisions)."""
+    return hash(_frozen_form(value))
+
+
+def _frozen_form(value: Any) -> Any:
+    if isinstance(value, _SHARED) or _is_frozen(value):
+        return value
+    if isinstance(value, dict):
+        return tuple((key, _frozen_form(item)) for key, item in value.items())
+    if isinstance(value, (list, deque, tuple)):
+        return tuple(_frozen_form(item) for item in value)
+    if isinstance(value, (set, frozenset)):
+        return frozenset(value)
+    return tuple(
+        _frozen_form(getattr(value, name)) for name in _fields(value) if name not in _SKIPPED
+    )
+
+
+def _is_frozen(value: Any) -> bool:
+    params = getattr(type(value), "__dataclass_params__", None)
+    return params is not None and params.frozen
+
+
+def _fields(value: Any) -> list[str]:
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [*slots, *getattr(value, "__dict__", ())]

@@ -1,0 +1,103 @@
+"""Engines and the load balancer as real processes, the bootstrap service in this one; no Ray."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bootstrap.service import BootstrapService
+from engine.settings import EngineSettings
+from tests.support.http_balancer import HttpBalancer
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MODEL_NAME = "tiny"
+
+
+class ProcessCluster:
+    """One process per engine; the balancer in a thread. Ready when the `with` block is entered."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        log_dir: Path,
+        *,
+        prefill: dict[str, Any] | None = None,
+        decode: dict[str, Any] | None = None,
+        balancer: dict[str, Any] | None = None,
+        **both: Any,
+    ) -> None:
+        self._closers = ExitStack()
+        self._model_dir, self._log_dir = model_dir, log_dir
+        self._settings = {
+            "prefill": {"block_size": 4, "num_blocks": 256, **both, **(prefill or {})},
+            "decode": {"block_size": 4, "num_blocks": 256, **both, **(decode or {})},
+        }
+        self._balancer = balancer or {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> "ProcessCluster":
+        with ExitStack() as undo:
+            undo.push(self._closers)
+            self.service = BootstrapService("tcp://127.0.0.1:0")
+            self.service.start()
+            self._closers.callback(self.service.stop)
+            self.start_engine("prefill", "p0")
+            self.start_engine("decode", "d0")
+            self.balancer = self._closers.enter_context(
+                HttpBalancer(self.service.endpoint, self._model_dir, MODEL_NAME, **self._balancer)
+            )
+            self.balancer.wait_ready(60.0)
+            undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._closers.close()
+
+    def start_engine(self, role: str, worker_id: str) -> None:
+        """Start a process, a new incarnation if the worker lived before."""
+        settings = EngineSettings(
+            worker_id=worker_id,
+            model_dir=str(self._model_dir),
+            model_name=MODEL_NAME,
+            bootstrap=self.service.endpoint,
+            **self._settings[role],
+        )
+        command = [sys.executable, "-m", "tests.support.engine_process", role]
+        log = (self._log_dir / f"{worker_id}.log").open("ab")
+        process = subprocess.Popen(
+            [*command, json.dumps(asdict(settings))],
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        log.close()
+        self._processes[worker_id] = process
+        self._closers.callback(_end, process)
+
+    def kill(self, worker_id: str) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        process = self._processes[worker_id]
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(5)
+        raise AssertionError(f"engine process {process.pid} ignored SIGTERM") from None

@@ -1,0 +1,130 @@
+"""The least a balancer can be: dispatches attempts to chosen engines and collects what comes back."""
+
+import threading
+from dataclasses import dataclass, field
+
+from bootstrap.identity import Peer, WorkerRef, new_incarnation, new_room
+from bootstrap.mailbox import Mailbox
+from bootstrap.messages import (
+    AbortRoom,
+    DecodeDispatch,
+    FailureReason,
+    LegFailed,
+    LegStats,
+    Message,
+    PrefillDispatch,
+    TokenBatch,
+)
+from bootstrap.sampling import FinishReason, SamplingParams
+from engine.host import EngineHost
+from tests.support.waiting import wait_for
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one room."""
+
+    room: bytes
+    tokens: dict[int, int] = field(default_factory=dict)
+    finish: FinishReason | None = None
+    failures: dict[str, LegFailed] = field(default_factory=dict)  # by worker id
+    stats: dict[str, LegStats] = field(default_factory=dict)  # by worker id
+
+    @property
+    def output(self) -> list[int]:
+        """The tokens in order of position; fails on a gap."""
+        positions = sorted(self.tokens)
+        assert positions == list(range(positions[0], positions[0] + len(positions))), positions
+        return [self.tokens[position] for position in positions]
+
+
+class RawBalancer:
+    """A mailbox that remembers every room it dispatched."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rooms: dict[bytes, Outcome] = {}
+        ref = WorkerRef("raw-balancer", new_incarnation())
+        self.mailbox = Mailbox(ref, "127.0.0.1", self._on_message)
+
+    def __enter__(self) -> "RawBalancer":
+        self.mailbox.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.mailbox.stop()
+
+    def dispatch(
+        self,
+        prefill: EngineHost,
+        decode: EngineHost,
+        prompt: list[int],
+        sampling: SamplingParams,
+        *,
+        output_offset: int = 0,
+        deadline_s: float = 60.0,
+        bootstrap_stop_ids: tuple[int, ...] = (),
+    ) -> Outcome:
+        """Begin an attempt; the outcome fills as messages come."""
+        outcome = Outcome(new_room())
+        with self._lock:
+            self._rooms[outcome.room] = outcome
+        me, token_ids = self.mailbox.peer, tuple(prompt)
+        alone = sampling.max_tokens - output_offset == 1
+        self.mailbox.post(
+            prefill.peer,
+            PrefillDispatch(
+                room=outcome.room,
+                request_id=f"raw-{outcome.room[:2].hex()}",
+                attempt=1,
+                deadline_s=deadline_s,
+                reply_to=me,
+                decode=None if alone else decode.peer,
+                prompt_token_ids=token_ids,
+                sampling=sampling,
+                output_offset=output_offset,
+                bootstrap_stop_ids=bootstrap_stop_ids,
+            ),
+        )
+        if not alone:
+            self.mailbox.post(
+                decode.peer,
+                DecodeDispatch(
+                    room=outcome.room,
+                    request_id=f"raw-{outcome.room[:2].hex()}",
+                    attempt=1,
+                    deadline_s=deadline_s,
+                    reply_to=me,
+                    prefill=prefill.peer,
+                    prompt_token_ids=token_ids,
+                    sampling=sampling,
+                    output_offset=output_offset,
+                ),
+            )
+        return outcome
+
+    def abort(self, engine: EngineHost, outcome: Outcome) -> None:
+        """Cancel one leg."""
+        self.mailbox.post(engine.peer, AbortRoom(outcome.room, FailureReason.CANCELLED))
+
+    def generate(
+        self, prefill: EngineHost, decode: EngineHost, prompt: list[int], sampling: SamplingParams
+    ) -> list[int]:
+        """A whole answer."""
+        outcome = self.dispatch(prefill, decode, prompt, sampling)
+        wait_for(lambda: outcome.finish or outcome.failures, 60.0, "an answer")
+        assert not outcome.failures
+        return outcome.output
+
+    def _on_message(self, sender: Peer, message: Message) -> None:
+        with self._lock:
+            if isinstance(message, TokenBatch):
+                for tokens in message.rooms:
+                    outcome = self._rooms[tokens.room]
+                    for index, token_id in enumerate(tokens.token_ids):
+                        outcome.tokens[tokens.position + index] = token_id
+                    if tokens.stats is not None:
+                        outcome.stats[sender.ref.worker_id] = tokens.stats
+                    outcome.finish = tokens.finish or outcome.finish
+            elif isinstance(message, LegFailed):
+                self._rooms[message.room].failures[sender.ref.worker_id] = message

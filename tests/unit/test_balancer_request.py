@@ -1,0 +1,388 @@
+"""The request machine: legs are linked, tokens come once and in order, one outcome."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bootstrap.errors import IllegalTransition
+from bootstrap.identity import Role
+from bootstrap.messages import FailureReason as R
+from bootstrap.sampling import FinishReason, SamplingParams
+from cluster.balancer.attempt import TokenMerge
+from cluster.balancer.instructions import Deliver, Dispatch, EndAttempt, Fail, FailureKind, Retry
+from cluster.balancer.policy import Pair
+from cluster.balancer.request import Request, RequestSpec, RequestState, RetryRules
+from tests.support.members import worker_info
+
+PAIR = Pair(worker_info("p1", Role.PREFILL), worker_info("d1", Role.DECODE))
+OTHER = Pair(worker_info("p2", Role.PREFILL), worker_info("d2", Role.DECODE))
+P, D = PAIR.refs
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+def request(max_tokens=10, **rules) -> Request:
+    sampling = SamplingParams(seed=0, max_tokens=max_tokens)
+    spec = RequestSpec("req", (1, 2, 3), sampling)
+    return Request(spec, RetryRules(**rules), deadline_at=100.0, waiting_since=0.0)
+
+
+def dispatched(max_tokens=10, **rules) -> Request:
+    made = request(max_tokens, **rules)
+    (start,) = made.dispatch(PAIR, bytes(16), 0.0)
+    assert isinstance(start, Dispatch)
+    return made
+
+
+def decoding(**rules) -> Request:
+    made = dispatched(**rules)
+    made.tokens(P, 0, (10,), None, 1.0)
+    made.tokens(D, 1, (11,), None, 1.0)
+    assert made.state is RequestState.DECODING
+    return made
+
+
+def told(instructions) -> dict[str, R]:
+    """Who is told to end, and why."""
+    ends = [i for i in instructions if isinstance(i, EndAttempt)]
+    return {peer.ref.worker_id: end.reason for end in ends for peer in end.aborts}
+
+
+def test_both_legs_to_the_end():
+    made = dispatched()
+    assert made.tokens(P, 0, (10,), None, 1.0) == [Deliver((10,), None)]
+    assert made.state is RequestState.HANDING_OFF
+    assert made.tokens(D, 1, (11, 12), None, 1.0) == [Deliver((11, 12), None)]
+    assert made.state is RequestState.DECODING
+    deliver, end = made.tokens(D, 3, (13,), STOP, 1.0)
+    assert deliver == Deliver((13,), STOP)
+    assert told([end]) == {}
+    assert made.state is RequestState.FINISHED
+    assert made.delivered == [10, 11, 12, 13]
+
+
+def test_the_bootstrap_token_may_be_the_last_and_decode_is_released():
+    made = dispatched()
+    deliver, end = made.tokens(P, 0, (10,), STOP, 1.0)
+    assert deliver == Deliver((10,), STOP)
+    assert told([end]) == {"d1": R.FINISHED}
+
+
+def test_one_more_token_needs_no_decode_leg():
+    made = dispatched(max_tokens=1)
+    assert made.attempt.decode is None
+    assert made.tokens(P, 0, (10,), LENGTH, 1.0)[0] == Deliver((10,), LENGTH)
+
+
+def test_decode_may_be_heard_before_prefill():
+    made = dispatched()
+    assert made.tokens(D, 1, (11,), None, 1.0) == []
+    assert made.tokens(P, 0, (10,), None, 1.0) == [Deliver((10, 11), None)]
+    assert made.state is RequestState.DECODING
+
+
+def test_repeats_are_dropped():
+    made = decoding()
+    assert made.tokens(D, 1, (11,), None, 1.0) == []
+    assert made.tokens(D, 1, (11, 12), None, 1.0) == [Deliver((12,), None)]
+
+
+def test_an_engine_that_runs_past_the_limit_is_cut_short():
+    made = dispatched(max_tokens=2)
+    made.tokens(P, 0, (10,), None, 1.0)
+    deliver, end = made.tokens(D, 1, (11, 12, 13), None, 1.0)
+    assert deliver == Deliver((11,), LENGTH)
+    assert told([end]) == {"d1": R.FINISHED}
+
+
+def test_a_lost_worker_mid_stream_goes_on_elsewhere_at_the_next_position():
+    made = decoding()
+    end, retry = made.worker_lost(D, "evicted", 2.0)
+    assert told([end]) == {"p1": R.PEER_LOST}
+    assert isinstance(retry, Retry)
+    assert made.blamed == {D: R.PEER_LOST}
+    assert (made.size.num_prompt, made.size.num_output) == (5, 8)
+    (start,) = made.dispatch(OTHER, bytes([1] * 16), 2.0)
+    assert start.attempt.output_offset == 2
+    assert made.tokens(OTHER.refs[0], 2, (12,), None, 2.0) == [Deliver((12,), None)]
+
+
+def test_prefill_may_die_once_decode_has_spoken():
+    made = decoding()
+    assert made.worker_lost(P, "evicted", 2.0) == []
+    assert made.leg_failed(P, R.TRANSFER_FAILED, "", 2.0) == []
+    assert made.state is RequestState.DECODING
+
+
+def test_prefill_that_fails_before_its_token_matters_whatever_decode_said():
+    made = dispatched()
+    made.tokens(D, 1, (11,), None, 1.0)
+    assert isinstance(made.leg_failed(P, R.QUEUE_FULL, "", 1.0)[-1], Retry)
+    assert made.blamed == {P: R.QUEUE_FULL}
+
+
+def test_prefill_lost_after_its_token_and_before_decode_spoke():
+    made = dispatched()
+    made.tokens(P, 0, (10,), None, 1.0)
+    end, _retry = made.worker_lost(P, "evicted", 2.0)
+    assert told([end]) == {"d1": R.PEER_LOST}
+    assert made.size.num_prompt == 4
+
+
+@pytest.mark.parametrize("reason", [R.QUEUE_FULL, R.DRAINING, R.TRANSFER_FAILED, R.INTERNAL])
+def test_a_failed_leg_cancels_the_other_and_is_retried(reason):
+    made = dispatched()
+    end, retry = made.leg_failed(D, reason, "why", 1.0)
+    assert told([end]) == {"p1": R.PEER_ABORTED}
+    assert retry.reason is reason
+    assert made.blamed == {D: reason}
+
+
+def test_a_leg_that_lost_its_peer_blames_the_peer():
+    made = dispatched()
+    made.leg_failed(D, R.PEER_LOST, "", 1.0)
+    assert made.blamed == {P: R.PEER_LOST}
+
+
+@pytest.mark.parametrize("reason", [R.BAD_REQUEST, R.NUMERICAL])
+def test_what_would_fail_again_is_not_retried(reason):
+    made = dispatched()
+    end, fail = made.leg_failed(P, reason, "x", 1.0)
+    assert told([end]) == {"d1": R.PEER_ABORTED}
+    assert fail.failure.kind is FailureKind.INTERNAL
+
+
+def test_a_leg_aborted_by_its_peer_leaves_time_for_the_cause():
+    made = dispatched()
+    assert made.leg_failed(D, R.PEER_ABORTED, "", 1.0) == []
+    assert made.tick(1.1) == []
+    assert isinstance(made.leg_failed(P, R.NUMERICAL, "NaN", 1.2)[-1], Fail)
+
+
+def test_a_leg_aborted_by_its_peer_without_a_cause_is_retried():
+    made = dispatched()
+    made.leg_failed(D, R.PEER_ABORTED, "", 1.0)
+    made.tokens(P, 0, (10,), None, 1.1)
+    assert isinstance(made.tick(1.4)[-1], Retry)
+
+
+def test_decode_released_before_the_last_bootstrap_token_is_no_fault():
+    made = dispatched()
+    assert made.leg_failed(D, R.FINISHED, "", 1.0) == []
+    deliver, end = made.tokens(P, 0, (10,), STOP, 1.1)
+    assert deliver == Deliver((10,), STOP)
+    assert told([end]) == {}
+
+
+def test_a_missing_token_is_waited_for_and_then_retried():
+    made = dispatched()
+    made.tokens(D, 1, (11,), None, 1.0)
+    assert made.tick(1.5) == []
+    end, retry = made.tick(2.1)
+    assert told([end]) == {"p1": R.PEER_ABORTED, "d1": R.PEER_ABORTED}
+    assert "token 0" in retry.detail
+
+
+def test_attempts_are_bounded():
+    made = request(max_attempts=2)
+    made.dispatch(PAIR, bytes(16), 0.0)
+    made.worker_lost(D, "gone", 1.0)
+    made.dispatch(OTHER, bytes([1] * 16), 1.0)
+    end, fail = made.worker_lost(OTHER.refs[0], "gone", 1.0)
+    assert told([end]) == {"d2": R.PEER_ABORTED}
+    assert fail.failure.kind is FailureKind.WORKERS_FAILED
+
+
+def test_waiting_for_a_pair_is_bounded_over_all_attempts():
+    made = request(pair_wait_s=2.0)
+    assert made.tick(1.4) == []
+    made.dispatch(PAIR, bytes(16), 1.5)
+    made.worker_lost(D, "gone", 10.0)
+    assert made.tick(10.4) == []
+    (fail,) = made.tick(10.5)
+    assert fail.failure.kind is FailureKind.UNAVAILABLE
+    assert "gone" in fail.failure.detail
+
+
+def test_full_queues_everywhere_are_said_at_once():
+    (fail,) = request().no_capacity()
+    assert fail.failure.kind is FailureKind.OVERLOADED
+
+
+@pytest.mark.parametrize("make", [dispatched, decoding])
+def test_cancel_tells_both_legs(make):
+    end, fail = make().cancel()
+    assert told([end]) == {"p1": R.CANCELLED, "d1": R.CANCELLED}
+    assert fail.failure.kind is FailureKind.CANCELLED
+
+
+def test_cancel_before_dispatch_tells_nobody():
+    (fail,) = request().cancel()
+    assert fail.failure.kind is FailureKind.CANCELLED
+
+
+def test_the_deadline_ends_everything():
+    end, fail = decoding().tick(100.0)
+    assert told([end]) == {"p1": R.DEADLINE, "d1": R.DEADLINE}
+    assert fail.failure.kind is FailureKind.DEADLINE
+
+
+def test_a_stop_string_ends_the_decode_leg():
+    made = decoding()
+    assert told(made.stop_hit()) == {"d1": R.FINISHED}
+    assert made.state is RequestState.FINISHED
+    assert made.stop_hit() == []
+
+
+def test_a_stop_string_while_a_retry_waits():
+    made = decoding()
+    made.worker_lost(D, "gone", 2.0)
+    assert made.stop_hit() == []
+    assert made.state is RequestState.FINISHED
+
+
+def test_a_worker_that_no_longer_names_the_room_has_lost_it():
+    made = dispatched()
+    assert made.progress(P, named=True, now=1.0) == []
+    assert made.progress(D, named=False, now=1.5) == []
+    assert made.progress(D, named=True, now=1.6) == []
+    assert made.progress(D, named=False, now=2.5) == []
+    end, retry = made.progress(D, named=False, now=3.5)
+    assert told([end]) == {"p1": R.PEER_ABORTED}
+    assert isinstance(retry, Retry)
+
+
+def test_prefill_may_forget_the_room_after_its_token():
+    made = decoding()
+    for now in (2.0, 3.0, 4.0):
+        assert made.progress(P, named=False, now=now) == []
+
+
+def test_silence_of_a_needed_leg_is_a_fault_and_progress_is_not_silence():
+    made = dispatched(silence_s=5.0)
+    made.progress(P, named=True, now=4.0)
+    made.progress(D, named=True, now=4.0)
+    assert made.tick(8.0) == []
+    made.progress(P, named=True, now=8.0)
+    _end, retry = made.tick(9.0)
+    assert "d1" in retry.detail
+    assert made.blamed == {D: R.PEER_LOST}
+
+
+def test_an_illegal_move_tells_the_story():
+    made = dispatched()
+    with pytest.raises(IllegalTransition, match=r"request req: waiting -dispatch-> prefilling"):
+        made.dispatch(PAIR, bytes(16), 1.0)
+
+
+tokens_with_ends = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=30)
+
+
+@given(tokens_with_ends, st.integers(1, 10))
+def test_merge_yields_each_position_once_and_in_order(batches, length):
+    """Batches of a stream 0, 1, ... with LENGTH after its last token, in any order, repeated."""
+    merge, out, finished = TokenMerge(0), [], None
+    for position, count in batches:
+        ids = tuple(range(position, min(position + count, length)))
+        if position > length:
+            continue
+        ends = LENGTH if position + len(ids) == length else None
+        merged, finish = merge.push(position, ids, ends)
+        out += merged
+        assert out == list(range(merge.next))
+        finished = finish or finished
+        if finished:
+            break
+    assert (finished is not None) == (merge.next == length)
+    if not finished:
+        merged, finish = merge.push(0, tuple(range(length)), LENGTH)
+        assert out + list(merged) == list(range(length))
+        assert finish is LENGTH
+
+
+class World:
+    """Random workers around one request; checks what must hold whatever they do."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.request = request(max_tokens=length, max_attempts=3)
+        self.now = 0.0
+        self.rooms = 0
+        self.delivered: list[int] = []
+        self.outcomes: list[object] = []
+        self.told_to_end: set = set()
+        self.pairs = [PAIR, OTHER]
+
+    def carry_out(self, instructions) -> None:
+        for instruction in instructions:
+            assert not self.outcomes or isinstance(instruction, EndAttempt)
+            if isinstance(instruction, Deliver):
+                self.delivered += instruction.token_ids
+                if instruction.finish:
+                    self.outcomes.append(instruction.finish)
+            elif isinstance(instruction, Fail):
+                self.outcomes.append(instruction.failure.kind)
+            elif isinstance(instruction, EndAttempt):
+                attempt = instruction.attempt
+                ended = {leg.peer.ref for leg in attempt.legs if leg.over}
+                ended |= {peer.ref for peer in instruction.aborts}
+                assert ended == set(attempt.refs), "a leg was left running"
+            elif isinstance(instruction, Dispatch):
+                assert instruction.attempt.output_offset == len(self.delivered)
+        assert self.delivered == list(range(len(self.delivered)))
+        assert self.request.ended == bool(self.outcomes)
+        assert self.request.ended or self.request.delivered == self.delivered
+
+    def step(self, action: int, number: int) -> None:
+        made, attempt = self.request, self.request.attempt
+        self.now += 0.2
+        if made.ended:
+            self.carry_out(made.tick(self.now))
+            return
+        if attempt is None:
+            if action % 3:
+                self.rooms += 1
+                room = bytes([self.rooms]) * 16
+                pair = self.pairs[number % 2]
+                self.carry_out(made.dispatch(pair, room, self.now))
+            else:
+                self.carry_out(made.tick(self.now))
+            return
+        leg = attempt.legs[number % len(attempt.legs)]
+        ref = leg.peer.ref
+        if action < 6:
+            self.send_tokens(attempt, leg, number)
+        elif action == 6:
+            reasons = list(R)
+            self.carry_out(made.leg_failed(ref, reasons[number % len(reasons)], "", self.now))
+        elif action == 7:
+            self.carry_out(made.worker_lost(ref, "gone", self.now))
+        elif action == 8:
+            self.carry_out(made.progress(ref, named=number % 3 == 0, now=self.now))
+        elif action == 9 and number % 8 == 0:
+            self.carry_out(made.cancel())
+        else:
+            self.carry_out(made.tick(self.now))
+
+    def send_tokens(self, attempt, leg, number) -> None:
+        if leg is attempt.prefill:
+            start, end = attempt.output_offset, attempt.output_offset + 1
+        else:
+            start = min(attempt.output_offset + 1 + number % 5, self.length)
+            end = min(start + 1 + number % 3, self.length)
+        finish = LENGTH if end == self.length else None
+        ids = tuple(range(start, end))
+        self.carry_out(self.request.tokens(leg.peer.ref, start, ids, finish, self.now))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 8), st.lists(st.tuples(st.integers(0, 10), st.integers(0, 60)), max_size=60))
+def test_whatever_happens_tokens_come_once_in_order_and_there_is_one_outcome(length, steps):
+    world = World(length)
+    for action, number in steps:
+        world.step(action, number)
+    while not world.request.ended:
+        world.now += 1.0
+        world.carry_out(world.request.tick(world.now))
+    assert len(world.outcomes) == 1
+    if world.outcomes[0] is LENGTH:
+        assert world.delivered == list(range(length))

@@ -1,0 +1,129 @@
+"""Settings of `up`: where values come from, and what is said of wrong ones."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootstrap.errors import ConfigError
+from cluster.cli import run
+from cluster.settings import ClusterSettings, EngineIdentity, load
+
+
+def config(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
+    settings = load({"decode": 3}, config(tmp_path, "decode: 2\nprefill: 2\n"))
+    assert (settings.decode, settings.prefill, settings.block_size) == (3, 2, 16)
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    assert load({}, config(tmp_path, "# nothing\n")) == ClusterSettings()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prefil: 2", r"unknown key 'prefil'=2: allowed are model, .*prefill"),
+        ("prefill: two", r"prefill='two': a whole number"),
+        ("prefill: true", r"prefill=True: a whole number"),
+        ("model: 3", r"model=3: text"),
+        ("prefix_caching: 1", r"prefix_caching=1: true or false"),
+        ("dtype: float8", r"dtype='float8': allowed are float32, bfloat16"),
+        ("transfer: smoke", r"transfer='smoke': allowed are nixl, mooncake, fake"),
+        ("port: 70000", r"port=70000: allowed are 1 to 65535"),
+        ("decode: 0", r"decode=0: allowed are 1 to"),
+        ("block_size: 0", r"block_size=0: allowed are 1 to"),
+        ("log_level: loud", r"log_level='loud': allowed are debug, info"),
+        ("model: ''", r"model='': a value"),
+        ("ray_address: auto", r"secret_file=None: with ray_address='auto'"),
+        ("- a list", r"a mapping of keys"),
+        ("model: [", r"not YAML"),
+    ],
+)
+def test_a_wrong_key_type_or_value_is_named_with_what_is_allowed(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load({}, config(tmp_path, text))
+
+
+def test_an_engine_gets_the_clusters_keys_and_its_own_identity() -> None:
+    settings = ClusterSettings(num_blocks=77, num_threads=3, prefix_caching=False)
+    engine = settings.engine(
+        EngineIdentity(
+            worker_id="prefill-0",
+            model_dir="/m",
+            model_name="m",
+            bootstrap="tcp://127.0.0.1:20000",
+            bind_host="127.0.0.1",
+            secret_file="/s",
+        )
+    )
+    assert (engine.num_blocks, engine.num_threads, engine.prefix_caching) == (77, 3, False)
+    assert (engine.worker_id, engine.secret_file) == ("prefill-0", "/s")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[ClusterSettings]:
+    """Settings with which the command line would have started a cluster."""
+    seen: list[ClusterSettings] = []
+
+    def up(arguments: dict[str, Any]) -> int:
+        seen.append(load(arguments, arguments.pop("config")))
+        return 0
+
+    monkeypatch.setattr("cluster.cli._up", up)
+    return seen
+
+
+def test_every_key_is_a_flag(launched: list[ClusterSettings]) -> None:
+    values = {
+        "dtype": "bfloat16",
+        "transfer": "fake",
+        "log_level": "debug",
+        "device": "cpu",
+        "prefix_caching": False,
+    }
+    flags = []
+    for entry in fields(ClusterSettings):
+        value = values.get(entry.name, 7 if isinstance(entry.default, int) else "text")
+        values[entry.name] = value
+        flag = entry.name.replace("_", "-")
+        flags += [f"--no-{flag}"] if value is False else [f"--{flag}", str(value)]
+    assert run(["up", *flags]) == 0
+    assert launched == [ClusterSettings(**values)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["up", "--port", "x"], "port='x': a whole number is needed"),
+        (["up", "--dtype", "f8"], "dtype='f8': allowed are float32, bfloat16"),
+        (["up", "--decoders", "2"], "--decoders"),
+        (["up", "--config", "/does/not/exist"], "config='/does/not/exist': No such file"),
+        (["fly"], "invalid choice: 'fly'"),
+        ([], "COMMAND"),
+        (["status", "--url", "localhost:8000"], "url='localhost:8000': http://HOST:PORT is needed"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(argv) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["up", "status", "down", "chat", "balancer"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run([command, "--help"])
+    assert ended.value.code == 0
+    assert f"pdserve {command}" in capsys.readouterr().out

@@ -1,0 +1,350 @@
+"""The prefill core: what computes when, and what each outcome sets off."""
+
+import pytest
+
+from bootstrap.errors import IllegalTransition
+from bootstrap.messages import (
+    AbortRoom,
+    FailureReason,
+    LegFailed,
+    LegProgress,
+    PrefillStarted,
+    Stage,
+    TokenBatch,
+    WorkerState,
+    WriterStopped,
+)
+from bootstrap.sampling import FinishReason
+from engine.core import Received, StepPlan
+from engine.step import NumericalFault
+from kv_transfer.prefix import prompt_digest
+from prefill.core import PrefillCore
+from prefill.handoffs import (
+    BlocksComputed,
+    EndTransfer,
+    OpenTransfer,
+    PassTime,
+    PromptComputed,
+    TransferClosed,
+    TransferFailed,
+)
+from prefill.request import TRANSITIONS, PrefillEvent, PrefillRequest, PrefillState
+from tests.support.cores import (
+    BALANCER,
+    DECODE,
+    STRANGER,
+    limits,
+    of_type,
+    peer,
+    prefill_dispatch,
+    prompt,
+    room,
+    sampling,
+    sent,
+    step,
+)
+
+_S, _E, _F = PrefillState, PrefillEvent, FailureReason
+
+
+def core_with(*dispatches: object, **overrides: object) -> PrefillCore:
+    core = PrefillCore(limits(**overrides))
+    for dispatch in dispatches:
+        core.handle(Received(BALANCER, dispatch), 0.0)
+    core.validate()
+    return core
+
+
+def dispatch(number: int, num_tokens: int = 6, **overrides: object):
+    """Room `number` with a prompt of its own."""
+    return prefill_dispatch(number, prompt(num_tokens, first=10 * number), **overrides)
+
+
+def abort(number: int, sender=DECODE, reason: FailureReason = _F.CANCELLED) -> Received:
+    return Received(sender, AbortRoom(room(number), reason))
+
+
+def idle(core: PrefillCore) -> bool:
+    """Whether no room is left and no page is held."""
+    core.validate()
+    counts = core.ledger.counts()
+    return core.load().num_rooms == 0 and counts["free"] + counts["cached"] == 16
+
+
+def sizes(plan: StepPlan | None) -> list[tuple[int, int, int]]:
+    """(room number, start, tokens) of each chunk."""
+    assert plan is not None
+    pairs = zip(plan.rooms, plan.chunks, strict=True)
+    return [(int.from_bytes(r, "big"), c.start, len(c.token_ids)) for r, c in pairs]
+
+
+# --- the table -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", list(_S))
+@pytest.mark.parametrize("event", list(_E))
+@pytest.mark.parametrize("target", list(_S))
+def test_the_request_makes_exactly_the_moves_of_its_table(
+    state: PrefillState, event: PrefillEvent, target: PrefillState
+) -> None:
+    request = PrefillRequest(dispatch(1), arrived_at=0.0, hashes=[], state=state)
+    if target in TRANSITIONS.get((state, event), ()):
+        request.advance(event, target)
+        assert request.state is target
+    else:
+        with pytest.raises(IllegalTransition, match="request r1 room"):
+            request.advance(event, target)
+        assert request.state is state
+
+
+# --- order, budget, pages --------------------------------------------------------------------
+
+
+def test_first_come_first_served_in_chunks_under_the_budget() -> None:
+    core = core_with(dispatch(1, 12), dispatch(2, 6), dispatch(3, 3))
+    assert sizes(step(core)) == [(1, 0, 8)]
+    assert sizes(step(core)) == [(1, 8, 4), (2, 0, 4)]
+    assert sizes(step(core)) == [(2, 4, 2), (3, 0, 3)]
+    assert core.plan(0.0) is None
+
+
+def test_only_the_last_chunk_samples_and_at_the_absolute_position() -> None:
+    core = core_with(dispatch(1, 12, output_offset=3, sampling=sampling(9)))
+    first = step(core)
+    assert first is not None
+    assert first.chunks[0].sample is None
+    last = step(core)
+    assert last is not None
+    assert last.chunks[0].sample is not None
+    assert last.chunks[0].sample.position == 3
+    (batch,) = sent(core.drain(), TokenBatch, BALANCER)
+    assert batch.rooms[0].position == 3
+
+
+def test_pages_are_taken_for_the_whole_prompt_before_the_peer_hears_of_it() -> None:
+    core = core_with(dispatch(1, 12))
+    plan = step(core)
+    out = core.drain()
+    opened = of_type(out, OpenTransfer)
+    assert opened == [OpenTransfer(room(1), DECODE, core.ledger.pages_of(room(1)))]
+    assert len(opened[0].pages) == 3
+    assert sent(out, PrefillStarted, DECODE) == [PrefillStarted(room(1))]
+    assert out.index(opened[0]) < next(i for i, o in enumerate(out) if o not in opened)
+    assert plan is not None
+    assert tuple(plan.chunks[0].pages) == opened[0].pages
+
+
+def test_full_blocks_are_announced_as_they_end() -> None:
+    core = core_with(dispatch(1, 15), max_num_batched_tokens=6)
+    announced = []
+    while step(core) is not None:
+        announced += [each.num_blocks for each in of_type(core.drain(), BlocksComputed)]
+    assert announced == [1, 3]  # 6 and 12 tokens; the last chunk ends the prompt
+
+
+def test_no_pages_means_waiting_and_nobody_overtakes() -> None:
+    core = core_with(dispatch(1, 40), dispatch(2, 30), dispatch(3, 4))
+    for _ in range(5):
+        step(core)
+    assert core.load().num_queued == 2
+    assert core.plan(0.0) is None  # 10 of 16 pages leased; 2 wants 8, and 3 may not pass it
+    core.handle(TransferClosed(room(1)), 0.0)
+    assert sizes(step(core)) == [(2, 0, 8)]
+
+
+def test_no_more_prompts_compute_at_once_than_sequences_are_allowed() -> None:
+    core = core_with(dispatch(1, 3), dispatch(2, 3), max_num_seqs=1)
+    assert sizes(step(core)) == [(1, 0, 3)]
+    assert sizes(step(core)) == [(2, 0, 3)]
+
+
+# --- prefix cache ----------------------------------------------------------------------------
+
+
+def finished(core: PrefillCore, number: int) -> None:
+    while step(core) is not None:
+        pass
+    core.handle(TransferClosed(room(number)), 0.0)
+    core.drain()
+
+
+def test_a_cached_prefix_is_reused_and_announced_at_once() -> None:
+    core = core_with(prefill_dispatch(1, prompt(10)))
+    finished(core, 1)
+    core.handle(Received(BALANCER, prefill_dispatch(2, prompt(11))), 0.0)
+    assert sizes(step(core)) == [(2, 8, 3)]
+    out = core.drain()
+    assert of_type(out, BlocksComputed) == [BlocksComputed(room(2), 2)]
+    (batch,) = sent(out, TokenBatch)
+    assert batch.rooms[0].stats is not None
+    assert batch.rooms[0].stats.num_cached_tokens == 8
+
+
+def test_the_last_token_is_always_computed() -> None:
+    core = core_with(prefill_dispatch(1, prompt(8)))
+    finished(core, 1)
+    core.handle(Received(BALANCER, prefill_dispatch(2, prompt(8))), 0.0)
+    assert sizes(step(core)) == [(2, 4, 4)]
+
+
+def test_a_prefix_is_shared_with_a_prompt_that_is_still_being_sent() -> None:
+    core = core_with(prefill_dispatch(1, prompt(8)), prefill_dispatch(2, prompt(9)))
+    step(core)
+    assert sizes(step(core)) == [(2, 8, 1)]
+    shared = core.ledger.pages_of(room(2))[:2]
+    assert shared == core.ledger.pages_of(room(1))
+    core.handle(TransferClosed(room(1)), 0.0)
+    core.handle(TransferClosed(room(2)), 0.0)
+    assert idle(core)
+
+
+def test_without_prefix_caching_everything_is_computed_again() -> None:
+    core = core_with(prefill_dispatch(1, prompt(8)), prefix_caching=False)
+    finished(core, 1)
+    core.handle(Received(BALANCER, prefill_dispatch(2, prompt(8))), 0.0)
+    assert sizes(step(core)) == [(2, 0, 8)]
+    assert core.ledger.counts()["cached"] == 0
+
+
+@pytest.mark.parametrize("how", ["nan", "raised", "aborted"])
+def test_a_prompt_that_failed_names_no_block(how: str) -> None:
+    core = core_with(prefill_dispatch(1, prompt(8)), prefill_dispatch(2, prompt(9)))
+    plan = core.plan(0.0)
+    assert plan is not None
+    if how == "nan":
+        core.complete(plan, [NumericalFault("NaN")], 0.0)
+    elif how == "raised":
+        core.step_failed(plan, "boom", 0.0)
+    else:
+        core.complete(plan, [None], 0.0)
+        core.handle(abort(1), 0.0)
+    core.handle(TransferClosed(room(1)), 0.0)
+    assert sizes(step(core))[0] == (2, 0, 8)
+
+
+# --- the bootstrap token ---------------------------------------------------------------------
+
+
+def test_a_finished_prompt_delivers_its_token_and_is_handed_off() -> None:
+    core = core_with(dispatch(1, 6))
+    core.handle(Received(BALANCER, dispatch(2, 4)), 1.0)
+    step(core, now=3.0)
+    out = core.drain()
+    (batch, *_) = sent(out, TokenBatch, BALANCER)
+    tokens = batch.rooms[0]
+    assert (tokens.room, tokens.position, tokens.token_ids) == (room(1), 0, (7,))
+    assert tokens.finish is None
+    assert tokens.stats is not None
+    assert (tokens.stats.queue_s, tokens.stats.num_cached_tokens) == (3.0, 0)
+    record = of_type(out, PromptComputed)[0].record
+    assert (record.room, record.token_id, record.position) == (room(1), 7, 0)
+    assert record.num_prompt_tokens == 6
+    assert record.prompt_digest == prompt_digest(prompt(6, first=10))
+    assert core.ledger.counts()["leased"] == 2
+    core.handle(TransferClosed(room(1)), 4.0)
+    core.validate()
+    assert core.ledger.pages_of(room(1)) == ()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"sampling": sampling(stop_token_ids=(7,))}, FinishReason.STOP),
+        ({"sampling": sampling(1)}, FinishReason.LENGTH),
+        ({"bootstrap_stop_ids": (3, 7)}, FinishReason.STOP),
+        ({"sampling": sampling(5), "output_offset": 4}, FinishReason.LENGTH),
+    ],
+)
+def test_a_bootstrap_token_that_finishes_hands_nothing_off(
+    overrides: dict, reason: FinishReason
+) -> None:
+    core = core_with(dispatch(1, 6, **overrides))
+    step(core)
+    out = core.drain()
+    (batch,) = sent(out, TokenBatch)
+    assert batch.rooms[0].finish is reason
+    assert sent(out, AbortRoom, DECODE) == [AbortRoom(room(1), _F.FINISHED)]
+    assert of_type(out, PromptComputed) == []
+    assert of_type(out, EndTransfer) == [EndTransfer(room(1))]
+    assert sent(out, LegFailed) == []
+    core.handle(TransferClosed(room(1)), 0.0)
+    assert idle(core)
+
+
+def test_a_stop_id_before_min_tokens_is_handed_off() -> None:
+    core = core_with(dispatch(1, 6, sampling=sampling(stop_token_ids=(7,), min_tokens=2)))
+    step(core)
+    assert len(of_type(core.drain(), PromptComputed)) == 1
+
+
+def test_a_room_without_a_decode_engine_ends_with_its_token() -> None:
+    core = core_with(dispatch(1, 6, decode=None, sampling=sampling(1)))
+    step(core)
+    out = core.drain()
+    (batch,) = sent(out, TokenBatch)
+    assert batch.rooms[0].finish is FinishReason.LENGTH
+    assert not of_type(out, OpenTransfer) + of_type(out, EndTransfer)
+    assert not sent(out, AbortRoom) + sent(out, PrefillStarted)
+    assert idle(core)
+
+
+# --- progress --------------------------------------------------------------------------------
+
+
+def test_every_second_each_balancer_hears_where_its_rooms_are() -> None:
+    other = peer("lb2")
+    core = core_with(dispatch(1, 4), dispatch(2, 12), dispatch(3, 4, reply_to=other))
+    step(core)
+    core.drain()
+    core.tick(0.0)
+    out = core.drain()
+    assert of_type(out, PassTime) == [PassTime(0.0)]
+    stages = {room(1): Stage.TRANSFERRING, room(2): Stage.RUNNING}
+    assert sent(out, LegProgress, BALANCER) == [LegProgress(stages)]
+    assert sent(out, LegProgress, other) == [LegProgress({room(3): Stage.QUEUED})]
+    core.tick(0.9)
+    assert sent(core.drain(), LegProgress) == []
+    core.tick(1.0)
+    assert len(sent(core.drain(), LegProgress)) == 2
+
+
+def test_the_load_counts_rooms_by_where_they_are() -> None:
+    core = core_with(dispatch(1, 4), dispatch(2, 12), dispatch(3, 4))
+    step(core)
+    load = core.load()
+    assert (load.num_queued, load.num_running, load.num_rooms) == (1, 1, 3)
+    assert load.pages["leased"] == 1
+    assert load.state is WorkerState.READY
+    core.shut_down(0.0)
+    assert core.load().state is WorkerState.DRAINING
+
+
+def test_a_writer_that_never_started_says_so() -> None:
+    core = core_with()
+    core.handle(abort(9), 0.0)
+    assert sent(core.drain(), WriterStopped, DECODE) == [WriterStopped(room(9), 0)]
+
+
+def test_a_failed_transfer_ends_both_legs() -> None:
+    core = core_with(dispatch(1, 6))
+    step(core)
+    core.drain()
+    core.handle(TransferFailed(room(1), _F.TRANSFER_FAILED, "link down"), 0.0)
+    out = core.drain()
+    assert sent(out, LegFailed, BALANCER) == [LegFailed(room(1), _F.TRANSFER_FAILED, "link down")]
+    assert sent(out, AbortRoom, DECODE) == [AbortRoom(room(1), _F.PEER_ABORTED)]
+    core.handle(TransferClosed(room(1)), 0.0)
+    assert idle(core)
+    core.handle(TransferFailed(room(1), _F.PEER_LOST, "late"), 0.0)
+    core.handle(TransferClosed(room(1)), 0.0)
+    assert core.drain() == []
+
+
+def test_a_stranger_moves_nothing() -> None:
+    core = core_with(dispatch(1, 6))
+    step(core)
+    core.drain()
+    core.handle(abort(1, sender=STRANGER), 0.0)
+    core.handle(abort(1, sender=peer("d", life=1)), 0.0)  # an older or younger decode engine
+    assert core.drain() == []
+    assert core.load().num_rooms == 1
