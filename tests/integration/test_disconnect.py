@@ -152,7 +152,6 @@ def test_in_transfer(model_dir: Path, holding: Holding) -> None:
         balancer.wait_ready()
         holding.on = True
         client = Client(balancer, stream=True, max_tokens=8, seed=3)
-        client.read_until(b"data: ")
         wait_for(lambda: holding.held, what="a write is held")
         client.leave()
         d0 = cluster.engines["d0"]
@@ -173,9 +172,9 @@ def test_waiting_in_decode(model_dir: Path, holding: Holding) -> None:
         first = Client(balancer, stream=True, max_tokens=8, seed=3)
         wait_for(lambda: holding.held, what="the first holds pages of decode")
         second = Client(balancer, stream=True, max_tokens=8, seed=4)
-        second.read_until(b"data: ")
-        d0 = cluster.engines["d0"]
+        p0, d0 = cluster.engines["p0"], cluster.engines["d0"]
         wait_for(lambda: d0.load().num_rooms == 2, what="the second waits in decode")
+        wait_for(lambda: p0.load().num_queued + p0.load().num_running == 0, what="both computed")
         second.leave()
         one_room = lambda: all(e.load().num_rooms == 1 for e in cluster.engines.values())  # noqa: E731
         wait_for(one_room, FREE_WITHIN_S, "one room on each side")

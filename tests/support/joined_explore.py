@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from bootstrap.errors import LocalMisuse
 from bootstrap.identity import Peer
 from bootstrap.messages import LegProgress
 from tests.support.joined import Choice, Cluster
@@ -118,7 +119,7 @@ def explore(start: SmallCluster, at_end: Callable[[SmallCluster], None], max_sta
             after = clone(state, {})
             try:
                 after.apply(choice)
-            except AssertionError as error:
+            except (AssertionError, LocalMisuse) as error:
                 story = "\n".join(f"  {kind} {what}" for kind, what in (*path, choice))
                 raise AssertionError(f"{error} after\n{story}") from error
             mark = fingerprint(after)
@@ -143,7 +144,8 @@ def clone(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, dict):
         if isinstance(value, OrderedDict):
             new.__init__()
-        new.update((key, clone(item, memo)) for key, item in value.items())
+        for key, item in value.items():
+            new[key] = clone(item, memo)
     elif isinstance(value, (list, deque)):
         new.extend(clone(item, memo) for item in value)
     elif isinstance(value, set):

@@ -11,9 +11,9 @@ from cluster.api.errors import ApiError, invalid_body
 from cluster.api.schema import ChatCompletionRequest, ChatDelta, CompletionRequest
 
 
-def refusal(model, **body) -> ApiError:
+def refusal(schema, **body) -> ApiError:
     with pytest.raises(ValidationError) as caught:
-        model.model_validate({"model": "m", **body})
+        schema.model_validate({"model": "m", **body})
     return invalid_body(caught.value.errors())
 
 
@@ -102,10 +102,10 @@ def test_text_that_no_tokenizer_takes_is_refused_wherever_it_stands():
         {"prompt": "x", "stop": "\udfff"},
         {"prompt": "x", "stop": ["\udfff"]},
         {"prompt": "x", "model": "\ud800"},
+        {"prompt": "x", "\ud800": 1},
     ):
         error = refusal(CompletionRequest, **body)
-        assert json.dumps(error.body).encode("ascii")
-        str(error).encode()
+        assert json.dumps(error.body, ensure_ascii=False).encode()
     for content in ("\ud800", [{"type": "text", "text": "\ud800"}]):
         refusal(ChatCompletionRequest, messages=[{"role": "user", "content": content}])
 

@@ -134,7 +134,7 @@ def test_logprobs_are_of_the_unfiltered_distribution():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_stop_ids_are_banned_before_min_tokens(temperature):
     logits = row(2)
-    stops = tuple(ranked(logits)[:3]) + (VOCAB + 7,)  # an id that the model does not have
+    stops = (*ranked(logits)[:3], VOCAB + 7)  # an id that the model does not have
     options = {"temperature": temperature, "stop_token_ids": stops, "min_tokens": 4}
     assert all(one(logits, at(p, **options)).token_id not in stops for p in range(4))
     assert one(logits, at(4, **{**options, "temperature": 0.0})).token_id == stops[0]

@@ -141,6 +141,7 @@ def test_digests_tell_models_apart(tmp_path):
 
     base = digest("base")
     assert digest("again") == base
+    assert digest("eos", eos_token_id=[0, 2]) == base
     others = {
         digest("seed", seed=1),
         digest("theta", rope_theta=2e4),

@@ -1,0 +1,136 @@
+"""`pdserve up` for real: Ray, engines, balancer; its life, its faults and that it leaves nothing."""
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster import runtime
+from tests.support.tiny_model import make_tiny_model
+from tests.support.up_process import END_TIMEOUT_S, UpProcess
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+
+BACK_AGAIN_S = 60.0  # a killed worker imports and loads anew; an idle host needs a tenth of this
+FLAGS = ("--num-blocks", "128", "--max-model-len", "512")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(
+        tempfile.mkdtemp(prefix="pds-", dir="/tmp")
+    )  # pytest's own are too long for sockets
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def up(folder: Path) -> Iterator[UpProcess]:
+    model = make_tiny_model(folder / "tiny")
+    port = runtime.free_port("127.0.0.1")
+    with UpProcess(folder, port, ["--model", str(model), *FLAGS]) as process:
+        yield process
+
+
+def complete(up: UpProcess) -> dict[str, Any]:
+    body = {"model": "tiny", "prompt": "hello there", "max_tokens": 8, "temperature": 0}
+    response = httpx.post(f"{up.url}/v1/completions", json=body, timeout=30)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()["choices"][0]
+    return answer
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def assert_nothing_is_left(up: UpProcess, shared_before: set[str]) -> None:
+    wait_for(lambda: not up.survivors(), END_TIMEOUT_S, "no process")
+    wait_for(lambda: not list(up.runtime_dir.iterdir()), END_TIMEOUT_S, "no file")
+    wait_for(lambda: shared_memory() <= shared_before, END_TIMEOUT_S, "no shared memory")
+    port = httpx.URL(up.url).port
+    assert port is not None
+    assert runtime.port_is_free("127.0.0.1", port)
+
+
+def test_a_cluster_serves_survives_kills_and_ends_without_a_trace(up: UpProcess) -> None:
+    shared_before = shared_memory()
+    up.wait_ready()
+    assert f"curl {up.url}/v1/chat/completions" in up.log
+    before = complete(up)
+
+    facts = up.status()
+    assert facts["ready"]
+    assert facts["num_pairs"] == 1
+    assert {member["worker"] for member in facts["members"]} == {"prefill-0", "decode-0"}
+    assert up.command("status").stdout.count("ready") >= 3
+
+    # A killed decode engine comes back as another incarnation; the prefill engine is untouched.
+    old = up.incarnations()
+    pid = next(m["pid"] for m in facts["members"] if m["worker"] == "decode-0")
+    os.kill(pid, signal.SIGKILL)
+    wait_for(
+        lambda: up.incarnations().get("decode-0", old["decode-0"]) != old["decode-0"],
+        BACK_AGAIN_S,
+        "a new decode incarnation",
+    )
+    assert up.incarnations()["prefill-0"] == old["prefill-0"]
+    wait_for(up.is_ready, BACK_AGAIN_S, "ready again")
+    assert complete(up) == before
+    by_id = {worker["worker_id"]: worker for worker in up.status()["supervision"]}
+    assert by_id["decode-0"]["num_restarts"] == 1
+    assert by_id["decode-0"]["last_error"].startswith("process died")
+    assert by_id["prefill-0"]["num_restarts"] == 0
+
+    up.note_processes()
+    down = up.command("down")
+    assert down.returncode == 0, down.stderr
+    assert "ended" in down.stdout
+    assert up.process.wait(END_TIMEOUT_S) == 0
+    assert_nothing_is_left(up, shared_before)
+
+
+def test_ctrl_c_while_starting_ends_everything(up: UpProcess) -> None:
+    shared_before = shared_memory()
+    wait_for(lambda: "prefill-0" in up.log, 60, "the engines' start")
+    up.note_processes()
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(END_TIMEOUT_S) == 0
+    assert "Traceback" not in up.log
+    assert_nothing_is_left(up, shared_before)
+
+
+def test_a_killed_up_takes_everything_with_it(up: UpProcess) -> None:
+    shared_before = shared_memory()
+    up.wait_ready()
+    up.process.kill()
+    up.process.wait()
+    assert_nothing_is_left(up, shared_before)
+
+
+def test_what_cannot_work_is_said_before_anything_starts(folder: Path) -> None:
+    model = make_tiny_model(folder / "tiny")
+    port = runtime.free_port("127.0.0.1")
+    with socket.create_server(("127.0.0.1", port)):
+        taken = UpProcess(folder, port, ["--model", str(model)])
+        with taken:
+            assert taken.process.wait(END_TIMEOUT_S) == 2
+        assert taken.log == f"pdserve: port={port}: already in use on 127.0.0.1\n"
+
+
+def test_a_model_that_no_engine_can_load_ends_up_with_its_reason(folder: Path) -> None:
+    model = make_tiny_model(folder / "tiny")
+    (model / "model.safetensors").write_bytes(b"not a model")
+    broken = UpProcess(folder, runtime.free_port("127.0.0.1"), ["--model", str(model), *FLAGS])
+    with broken:
+        assert broken.process.wait(90) == 2
+    assert "does not start: ConfigError" in broken.log
+    assert not list(broken.runtime_dir.iterdir())
