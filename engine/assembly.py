@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from bootstrap.contract import KVContract
+from bootstrap.errors import ConfigError
 from bootstrap.messages import WorkerLimits
 from engine.arena import arena_tensor
 from engine.contract import contract_for, layout_for
@@ -43,6 +44,11 @@ def build_engine(settings: EngineSettings, agent_name: str, say: OnStage) -> Eng
     torch.set_num_threads(settings.num_threads)
     say("loading model")
     loaded = load_model(settings.model_dir, settings.dtype, settings.device)
+    longest = loaded.config.max_position_embeddings
+    if settings.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len={settings.max_model_len}: the model allows 2 to {longest}"
+        )
     layout = layout_for(loaded.config, settings.dtype, settings.block_size, settings.num_blocks)
     contract = contract_for(loaded, tokenizer_digest(settings.model_dir), settings.block_size)
     with ExitStack() as undo:
@@ -52,7 +58,9 @@ def build_engine(settings: EngineSettings, agent_name: str, say: OnStage) -> Eng
         arena = arena_tensor(backend.allocate(layout.num_bytes), layout, settings.dtype)
         stepper = ModelStepper(ModelRunner(loaded, layout, arena), SwapSpace(arena))
         undo.pop_all()
-    return EngineParts(stepper, backend, layout, _limits(settings, loaded.config.vocab_size), contract)
+    return EngineParts(
+        stepper, backend, layout, _limits(settings, loaded.config.vocab_size), contract
+    )
 
 
 def _limits(settings: EngineSettings, vocab_size: int) -> EngineLimits:

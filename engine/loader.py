@@ -1,13 +1,14 @@
 """From a model folder to a loaded model: config, weights, and the digest that names them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bootstrap.errors import ConfigError
 from engine.checkpoint import Checkpoint
 from engine.config import ModelConfig
+from engine.progress import Progress
 from engine.settings import DEVICES
-from engine.weights import ModelWeights, Progress, read_weights
+from engine.weights import ModelWeights, read_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +35,5 @@ def load_model(
     config = ModelConfig.from_dir(folder)
     checkpoint = Checkpoint(folder)
     weights = read_weights(config, checkpoint, dtype, on_progress)
-    return LoadedModel(config, checkpoint.digest(salt=repr(config)), dtype, weights)
+    shape = replace(config, eos_token_ids=())  # what ends a text gives no KV page its meaning
+    return LoadedModel(config, checkpoint.digest(salt=repr(shape)), dtype, weights)

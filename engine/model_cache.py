@@ -17,8 +17,7 @@ from pathlib import Path
 import xxhash
 
 from bootstrap.errors import ConfigError
-
-Progress = Callable[[str, int, int], None]  # stage, done, total
+from engine.progress import Progress
 
 MANIFEST = "manifest.json"
 
@@ -64,8 +63,8 @@ def problem_with(folder: Path, on_progress: Progress) -> str | None:
             on_progress("verify", done, total)
             if recorded != _fingerprint(folder / name):
                 return f"{folder / name} differs from its manifest"
-    except FileNotFoundError as error:
-        return f"{error.filename} is missing"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder / MANIFEST}: {error!r}"
     on_progress("verify", total, total)

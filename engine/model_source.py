@@ -5,8 +5,8 @@ from pathlib import Path
 
 from bootstrap.errors import ConfigError
 from engine.demo_model import ensure_demo_model
-from engine.model_cache import Progress
 from engine.model_folder import check_folder
+from engine.progress import Progress
 
 DEMO = "demo"
 

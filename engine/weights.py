@@ -3,7 +3,6 @@
 On the CPU, parameters whose stored type is the asked one are the file mapping itself: no second copy.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +11,7 @@ from bootstrap.errors import ConfigError
 from engine.arena import torch_dtype
 from engine.checkpoint import Checkpoint
 from engine.config import ModelConfig
-
-Progress = Callable[[str, int, int], None]  # stage, done, total
+from engine.progress import Progress
 
 _FLOAT_TYPES = ("F32", "BF16", "F16")
 _IGNORED_SUFFIX = (

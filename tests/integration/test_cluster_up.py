@@ -24,10 +24,10 @@ FLAGS = ("--num-blocks", "128", "--max-model-len", "512")
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(
-        tempfile.mkdtemp(prefix="pds-", dir="/tmp")
-    )  # pytest's own are too long for sockets
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # pytest's own folders have names too long for Ray's sockets.
+    path = Path(tempfile.mkdtemp(prefix="pds-", dir="/tmp"))
+    monkeypatch.setenv(runtime.ROOT_VARIABLE, str(path / "run"))
     yield path
     shutil.rmtree(path)
 
@@ -46,6 +46,11 @@ def complete(up: UpProcess) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()["choices"][0]
     return answer
+
+
+def restarts(up: UpProcess) -> dict[str, int]:
+    (record,) = runtime.running()
+    return {worker.worker_id: worker.num_restarts for worker in runtime.supervision(record)}
 
 
 def shared_memory() -> set[str]:
@@ -85,10 +90,21 @@ def test_a_cluster_serves_survives_kills_and_ends_without_a_trace(up: UpProcess)
     assert up.incarnations()["prefill-0"] == old["prefill-0"]
     wait_for(up.is_ready, BACK_AGAIN_S, "ready again")
     assert complete(up) == before
-    by_id = {worker["worker_id"]: worker for worker in up.status()["supervision"]}
-    assert by_id["decode-0"]["num_restarts"] == 1
-    assert by_id["decode-0"]["last_error"].startswith("process died")
-    assert by_id["prefill-0"]["num_restarts"] == 0
+    assert restarts(up) == {"bootstrap": 0, "prefill-0": 0, "decode-0": 1, "balancer": 0}
+    assert "decode-0: restarts: 1; last error: process died" in up.command("status").stdout
+
+    # The bootstrap service comes back at its endpoint and nobody is taken for lost meanwhile.
+    members = up.incarnations()
+    os.kill(up.pid_of("ray::BootstrapActor"), signal.SIGKILL)
+    wait_for(lambda: restarts(up)["bootstrap"] == 1, BACK_AGAIN_S, "a new bootstrap service")
+    assert complete(up) == before
+    assert up.incarnations() == members
+
+    os.kill(up.pid_of("cluster balancer"), signal.SIGKILL)
+    wait_for(lambda: restarts(up).get("balancer") == 1, BACK_AGAIN_S, "a new balancer")
+    wait_for(up.is_ready, BACK_AGAIN_S, "ready again")
+    assert complete(up) == before
+    assert up.incarnations() == members
 
     up.note_processes()
     down = up.command("down")

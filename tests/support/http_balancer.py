@@ -31,7 +31,7 @@ class HttpBalancer:
         self._listener = listen("127.0.0.1", 0)
         self._server: uvicorn.Server | None = None
         self._thread = threading.Thread(target=self._run, name="http-balancer", daemon=True)
-        self.url = "http://127.0.0.1:{}".format(self._listener.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> "HttpBalancer":
         self._thread.start()

@@ -16,7 +16,7 @@ from bootstrap.errors import LocalMisuse
 from bootstrap.identity import Peer
 from bootstrap.messages import LegProgress
 from tests.support.joined import Choice, Cluster
-from tests.support.joined_nodes import PrefillNode, Write
+from tests.support.joined_nodes import Write
 
 MAX_WAITS = 12  # of one second each; more than any repeat needs
 _SKIPPED = {"_story", "_rng", "_hasher", "hasher", "_limits", "limits", "info", "num_landed_late"}

@@ -83,6 +83,14 @@ class UpProcess:
             if started is not None:
                 self._everyone[pid] = started
 
+    def pid_of(self, command: str) -> int:
+        """The process below `up` whose command line holds `command`."""
+        for pid in descendants(self.process.pid):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if command in line:
+                return pid
+        raise AssertionError(f"no process {command!r} below {self.process.pid}")
+
     def survivors(self) -> list[int]:
         """Pids of those noted that still live."""
         return [pid for pid, started in self._everyone.items() if start_time(pid) == started]

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP API and the operator's endpoints beside it."""

@@ -1,0 +1,41 @@
+"""OpenAI's request fields that are no fields of ours: which change nothing, and which may say what."""
+
+from typing import Any
+
+# They name the caller, or steer what only OpenAI's own service has.
+IGNORED = frozenset(
+    {
+        "metadata",
+        "moderation",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+    }
+)
+
+# Not supported; these values (and null) ask for what an answer is like anyhow.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (),
+    "web_search_options": (),
+}

@@ -1,0 +1,94 @@
+"""How an answer leaves: all at once or as server-sent events, and what happens when nobody listens.
+
+Knows connections and errors, not what the answers look like.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+
+from bootstrap.errors import RemoteFault
+from cluster.api.errors import ApiError, api_error
+
+DONE = b"data: [DONE]\n\n"
+
+_T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A stream that has begun: its first event exists, so a status of 200 is the truth.
+
+    `cancel` ends the work behind it; a repeat is a no-op.
+    """
+
+    first: bytes
+    rest: AsyncIterator[bytes]
+    cancel: Callable[[], None]
+
+    @classmethod
+    async def begin(cls, events: AsyncIterator[bytes], cancel: Callable[[], None]) -> "Events":
+        """Wait for the first event; raises what `events` raises before it."""
+        return cls(await events.__anext__(), events, cancel)
+
+
+def event(chunk: BaseModel, *, without: frozenset[str] = frozenset()) -> bytes:
+    """One server-sent event; fields that were never set and those in `without` are left out."""
+    text = chunk.model_dump_json(exclude=set(without))
+    return b"data: " + text.encode() + b"\n\n"
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do `work`; when the client closes its connection cancel it and raise ApiError."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_until_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(499, "the client closed its connection")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+def streaming(request: Request, events: Events) -> StreamingResponse:
+    """Send `events`; what fails from here on is the last event, and there is no DONE."""
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    body = _stream(request, events)
+    return StreamingResponse(body, media_type="text/event-stream", headers=headers)
+
+
+async def _stream(request: Request, events: Events) -> AsyncIterator[bytes]:
+    async def watch() -> None:
+        await _until_gone(request)
+        events.cancel()  # at once, though no event may come for long
+
+    watcher = asyncio.ensure_future(watch())
+    try:
+        yield events.first
+        async for more in events.rest:
+            yield more
+        yield DONE
+    except RemoteFault as error:
+        yield api_error(error).event
+    except Exception:
+        log.exception("a stream broke off")
+        yield ApiError(500, "internal error", code="internal_error").event
+    finally:
+        events.cancel()
+        watcher.cancel()
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,106 @@
+"""From what a client asks to the requests that answer it: limits, defaults and seeds.
+
+Pure. Everything that a worker could refuse is refused here, before a worker hears of it.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bootstrap.errors import RemoteFault
+from bootstrap.sampling import SamplingParams
+from cluster.balancer.policy import Pool
+from cluster.balancer.request import RequestSpec
+
+MAX_SEED = (1 << 63) - 1
+MAX_OUTPUT = 1 << 20  # what a message can carry
+
+
+class AskRefused(RemoteFault):
+    """The client asks for what cannot be. `param` is the field to blame."""
+
+    def __init__(self, message: str, param: str | None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One client call. Each prompt is answered `n` times; `max_tokens` None means what fits.
+
+    `default_max_tokens` applies when the client names no limit, and shrinks to what fits.
+    """
+
+    request_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    seed: int  # already drawn if the client named none
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # EOS too, unless ignored
+    stops: tuple[str, ...] = ()
+
+
+def requests_for(
+    ask: Ask, pools: Sequence[Pool], bootstrap_stop_ids: tuple[int, ...]
+) -> list[RequestSpec]:
+    """The requests in order of choice index: all samples of the first prompt, then of the second.
+
+    Raises AskRefused for what no pair among `pools` could ever serve.
+    """
+    limits = [_max_tokens(ask, len(prompt), pools) for prompt in ask.prompts]
+    specs: list[RequestSpec] = []
+    alone = len(ask.prompts) * ask.n == 1
+    for prompt, max_tokens in zip(ask.prompts, limits, strict=True):
+        for sample in range(ask.n):
+            sampling = SamplingParams(
+                seed=sample_seed(ask.seed, sample),
+                max_tokens=max_tokens,
+                temperature=ask.temperature,
+                top_p=ask.top_p,
+                top_k=ask.top_k,
+                min_tokens=ask.min_tokens,
+                stop_token_ids=ask.stop_token_ids,
+            )
+            name = ask.request_id if alone else f"{ask.request_id}/{len(specs)}"
+            specs.append(RequestSpec(name, prompt, sampling, bootstrap_stop_ids))
+    return specs
+
+
+def sample_seed(seed: int, sample: int) -> int:
+    """The seed of a prompt's sample: the client's own for the first, unrelated ones for the others.
+
+    It depends on nothing else, so a prompt in a list is answered as it would be alone.
+    """
+    seed &= MAX_SEED
+    if sample == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") & MAX_SEED
+
+
+def _max_tokens(ask: Ask, num_prompt: int, pools: Sequence[Pool]) -> int:
+    fits = min(max((pool.max_output(num_prompt) for pool in pools), default=0), MAX_OUTPUT)
+    context = max((pool.max_output(0) for pool in pools), default=0)
+    wanted = ask.max_tokens
+    if fits < 1 or (wanted is not None and wanted > fits):
+        asked = f"{num_prompt} in the prompt, {wanted or 1} in the completion"
+        raise AskRefused(
+            f"This model's maximum context length is {context} tokens. However, you requested"
+            f" {num_prompt + (wanted or 1)} tokens ({asked}). Please reduce the length of the"
+            " prompt or completion.",
+            None,
+            "context_length_exceeded",
+        )
+    if wanted is None:
+        wanted = min(fits, ask.default_max_tokens or fits)
+    if ask.min_tokens > wanted:
+        raise AskRefused(
+            f"min_tokens={ask.min_tokens} is more than the {wanted} tokens allowed", "min_tokens"
+        )
+    return wanted

@@ -1,0 +1,248 @@
+"""The balancer's shell: the mailbox, the bootstrap client, the clock, and what clients wait for.
+
+Owns all that the core must not know. Everything here runs on the event loop, except two callbacks of
+other threads that only hand over what arrived.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+
+from bootstrap.client import BootstrapClient
+from bootstrap.directory import DirectoryEvent, Joined, Left, LoadsChanged
+from bootstrap.identity import Peer, WorkerRef, new_incarnation, new_room
+from bootstrap.mailbox import Mailbox
+from bootstrap.messages import FailureReason, Message
+from bootstrap.security import Security
+from cluster.balancer.asks import Ask, requests_for
+from cluster.balancer.core import BalancerCore, News, Post
+from cluster.balancer.crossing import Crossing
+from cluster.balancer.generation import Generation, GenerationFailed
+from cluster.balancer.instructions import (
+    Deliver,
+    EndAttempt,
+    Fail,
+    Failure,
+    FailureKind,
+    Measured,
+    Retry,
+)
+from cluster.balancer.journal import note
+from cluster.balancer.members import Members, Reason
+from cluster.balancer.metrics import Metrics
+from cluster.balancer.policy import Pool
+from cluster.balancer.readiness import Readiness
+from cluster.balancer.request import Request, RequestSpec, RetryRules
+from cluster.balancer.settings import BalancerSettings
+from cluster.balancer.timelines import Timelines
+from cluster.balancer.tokenization import Tokenization
+from engine.tokenizer import Tokenizer
+
+TICK_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Made and stopped on the event loop that it belongs to; the sockets live in between."""
+
+    def __init__(self, settings: BalancerSettings, tokenizer: Tokenizer) -> None:
+        """Open the sockets; raises ConfigError. Needs a running loop."""
+        self.settings = settings
+        self.text = Tokenization(tokenizer, settings.num_text_threads)
+        self.metrics = Metrics()
+        self.readiness = Readiness()
+        self.members_changed = asyncio.Event()  # set at each change, for whoever clears it
+        self.stopping = False
+        self._rules = RetryRules(settings.max_attempts, settings.pair_wait_s, settings.silence_s)
+        self._timelines = Timelines(self.metrics)
+        self._keys = itertools.count(1)
+        self._listeners: dict[int, tuple[Generation, int]] = {}  # by key: whose choice it is
+        secret_file = settings.secret_file
+        security = None if secret_file is None else Security.from_file(secret_file)
+        loop = asyncio.get_running_loop()
+        self._crossing: Crossing[tuple[Peer, Message] | DirectoryEvent]
+        self._crossing = Crossing(loop, self._take)
+        me = WorkerRef("balancer", new_incarnation())
+        self._mailbox = Mailbox(me, settings.bind_host, self._on_message, security)
+        peer = self._mailbox.peer
+        self.core = BalancerCore(peer, Members(tokenizer.digest), new_room)
+        self._client = BootstrapClient(settings.bootstrap, peer, security, self._crossing.put)
+        self._ticker: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to hear; raises ConfigError. Workers may come and go from here on."""
+        self._client.start()
+        self._mailbox.start()
+        counts = self.core.strays.counts
+        self.metrics.export("messages", "Messages by what became of them", self._mailbox.counters)
+        self.metrics.export(
+            "dropped_messages",
+            "Messages that named no live room, or were not for a balancer",
+            lambda: {"room": counts["room"], "kind": counts["kind"]},
+        )
+        self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="balancer-tick")
+
+    async def stop(self) -> None:
+        """End every request, let the last messages leave, close. Returns within seconds."""
+        self.abandon("the load balancer stops")
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._crossing.close()
+        loop = asyncio.get_running_loop()
+        if self._ticker is not None:
+            await loop.run_in_executor(None, self._client.stop)
+        await loop.run_in_executor(None, self._mailbox.stop)
+        self.text.close()
+
+    # --- the clients' side ---------------------------------------------------------------------
+
+    async def generate(self, ask: Ask) -> Generation:
+        """Begin to answer; raises AskRefused, or GenerationFailed when nobody could take it."""
+        stop_ids = await self.text.stop_ids(ask.stops)
+        specs = requests_for(ask, await self._pools(), stop_ids)
+        timeout_s = self.settings.request_timeout_s
+        return self.submit(specs, ask.stops, timeout_s)
+
+    def submit(
+        self,
+        specs: Sequence[RequestSpec],
+        stops: tuple[str, ...],
+        timeout_s: float,
+        *,
+        counted: bool = True,
+    ) -> Generation:
+        """Begin requests that are known to fit. Those not `counted` appear in no metric."""
+        now = time.monotonic()
+        keys = [next(self._keys) for _ in specs]
+
+        def end(index: int, hit: bool) -> None:
+            self._end(keys[index], hit)
+
+        generation = Generation(specs, stops, self.text.tokenizer.decode, end)
+        for index, (key, spec) in enumerate(zip(keys, specs, strict=True)):
+            self._listeners[key] = generation, index
+            if counted:
+                self._timelines.began(key, spec, now)
+            self.core.submit(key, Request(spec, self._rules, now + timeout_s, now), now)
+        self._carry_out(now)
+        return generation
+
+    def abandon(self, detail: str) -> None:
+        """End every request with an honest error, and take no more."""
+        self.stopping = True
+        now = time.monotonic()
+        self.core.abandon_all(detail, now)
+        self._carry_out(now)
+
+    def unready_reason(self) -> Reason | None:
+        """Why a request would fail now, or None when a recent one did not."""
+        if self.stopping:
+            return Reason("the load balancer stops")
+        pools = self.core.members.pools
+        unproven = self.readiness.unproven_reason(pools, time.monotonic())
+        return self.core.members.unready_reason() or (unproven and Reason(unproven)) or None
+
+    async def _pools(self) -> Sequence[Pool]:
+        """What can serve now; waits a little for somebody who can."""
+        deadline_at = time.monotonic() + self.settings.pair_wait_s
+        while not self.stopping:
+            reason = self.core.members.unready_reason()
+            if reason is None:
+                return self.core.members.pools
+            if time.monotonic() >= deadline_at:
+                raise GenerationFailed(Failure(FailureKind.UNAVAILABLE, reason.message))
+            await asyncio.sleep(TICK_S)
+        raise GenerationFailed(Failure(FailureKind.UNAVAILABLE, "the load balancer stops"))
+
+    def _end(self, key: int, hit: bool) -> None:
+        now = time.monotonic()
+        if hit:
+            self.core.stop_hit(key, now)
+            self._timelines.ended(key, "stop", now)
+        else:
+            self.core.cancel(key, now)
+        self._carry_out(now)
+        self._listeners.pop(key, None)
+
+    # --- the workers' side ---------------------------------------------------------------------
+
+    def _on_message(self, sender: Peer, message: Message) -> None:
+        """On the mailbox's thread."""
+        self._crossing.put((sender, message))
+
+    def _take(self, items: list[tuple[Peer, Message] | DirectoryEvent]) -> None:
+        now = time.monotonic()
+        for item in items:
+            try:
+                if isinstance(item, tuple):
+                    self.core.receive(*item, now)
+                else:
+                    self._take_event(item, now)
+            except Exception:
+                log.exception("a message or event could not be taken")
+        self._carry_out(now)
+
+    def _take_event(self, event: DirectoryEvent, now: float) -> None:
+        if isinstance(event, LoadsChanged):
+            self.core.loads(event.loads, now)
+            return
+        if isinstance(event, Joined):
+            log.info("%s joined as %s", event.member.info.peer.ref, event.member.info.role.value)
+            self.core.joined(event.member, now)
+        elif isinstance(event, Left):
+            log.warning("%s left: %s", event.ref, event.reason.value)
+            self.core.left(event.ref, event.reason.value, now)
+            if event.dead:
+                self._mailbox.forget(event.endpoint)
+        self.readiness.keep_only(self.core.members.refs)
+        self.members_changed.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            try:
+                self.core.tick(now)
+                self._carry_out(now)
+            except Exception:
+                log.exception("a tick failed")
+            self.metrics.running.set(self.core.num_requests)
+            self.metrics.waiting.set(self.core.num_waiting)
+            self.metrics.ready.set(self.unready_reason() is None)
+
+    # --- what the core decided -----------------------------------------------------------------
+
+    def _carry_out(self, now: float) -> None:
+        for what in self.core.drain():
+            if isinstance(what, Post):
+                self._mailbox.post(what.peer, what.message)
+            else:
+                self._tell(what, now)
+
+    def _tell(self, news: News, now: float) -> None:
+        key, what = news.key, news.what
+        note(news, is_probe=key not in self._timelines)
+        if isinstance(what, Deliver):
+            self._timelines.tokens(key, len(what.token_ids), now)
+            attempt = news.request.attempt
+            if attempt is not None and attempt.decode_spoke:
+                self.readiness.served(attempt.pair.refs, now)
+            if what.finish is not None:
+                self._timelines.ended(key, what.finish.value, now)
+        elif isinstance(what, Fail):
+            self._timelines.ended(key, what.failure.kind.value, now)
+        elif isinstance(what, EndAttempt):
+            if what.attempt.decode_spoke and what.reason is FailureReason.FINISHED:
+                self.readiness.served(what.attempt.pair.refs, now)
+        elif isinstance(what, Measured):
+            self._timelines.measured(key, what)
+        elif isinstance(what, Retry):
+            self._timelines.retried(key, what.reason.value)
+        if isinstance(what, Deliver | Fail):
+            generation, index = self._listeners[key]
+            if isinstance(what, Fail) or what.finish is not None:
+                del self._listeners[key]
+            generation.put(index, what)

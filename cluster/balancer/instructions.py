@@ -1,0 +1,78 @@
+"""What the request machine asks of the balancer, and the ways in which a request can fail."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from bootstrap.identity import Peer, Role
+from bootstrap.messages import FailureReason, LegStats
+from bootstrap.sampling import FinishReason
+from cluster.balancer.attempt import Attempt
+
+
+class FailureKind(Enum):
+    """What a client is told when there is no answer."""
+
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    UNAVAILABLE = "unavailable"  # no pair could take it
+    OVERLOADED = "overloaded"  # queues are full
+    WORKERS_FAILED = "workers_failed"  # every attempt broke
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request has no answer."""
+
+    kind: FailureKind
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Instruction: send the attempt to its legs."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Instruction: these tokens come next; with `finish` they are the last."""
+
+    token_ids: tuple[int, ...]
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A leg told what it measured: prefill with token 0, decode with its last token."""
+
+    role: Role
+    stats: LegStats
+
+
+@dataclass(frozen=True, slots=True)
+class EndAttempt:
+    """Instruction: forget the room and tell `aborts`, the legs not known to have ended."""
+
+    attempt: Attempt
+    aborts: tuple[Peer, ...]
+    reason: FailureReason
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Instruction: find another pair; the last attempt broke for `reason`."""
+
+    reason: FailureReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Instruction: tell the client that there is no (further) answer."""
+
+    failure: Failure
+
+
+Instruction = Dispatch | Deliver | EndAttempt | Retry | Fail

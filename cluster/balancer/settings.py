@@ -1,0 +1,50 @@
+"""The load balancer's settings: read once, checked once, never changed."""
+
+from dataclasses import dataclass
+
+from bootstrap.errors import ConfigError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalancerSettings:
+    """What a balancer needs to start.
+
+    `host` and `port` are where clients connect (port 0: the system picks), `bind_host` where workers
+    send tokens to. `model_dir` holds the tokenizer; `model_name` is what clients ask for. A request
+    without an answer after `request_timeout_s` fails; `pair_wait_s` bounds the waits for a pair of
+    workers in it. At a stop, streams may go on for `shutdown_grace_s`.
+    """
+
+    host: str
+    port: int
+    bootstrap: str  # endpoint of the bootstrap service, tcp://host:port
+    model_dir: str
+    model_name: str
+    bind_host: str = "127.0.0.1"
+    secret_file: str | None = None
+    request_timeout_s: float = 600.0
+    max_attempts: int = 3
+    pair_wait_s: float = 2.0
+    silence_s: float = 30.0
+    shutdown_grace_s: float = 10.0
+    num_text_threads: int = 2
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if self.log_level not in LOG_LEVELS:
+            allowed = ", ".join(LOG_LEVELS)
+            raise ConfigError(f"log_level={self.log_level!r}: allowed are {allowed}")
+        for key, low, high in (
+            ("port", 0, 65535),
+            ("request_timeout_s", 0.1, 86400),
+            ("max_attempts", 1, 16),
+            ("pair_wait_s", 0, 60),
+            ("silence_s", 1, 3600),
+            ("shutdown_grace_s", 0, 600),
+            ("num_text_threads", 1, 64),
+        ):
+            value = getattr(self, key)
+            if not low <= value <= high:
+                raise ConfigError(f"{key}={value}: allowed are {low} to {high}")

@@ -1,0 +1,58 @@
+"""Text to ids and back, and chat templates, off the event loop."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any, TypeVar
+
+from cluster.balancer.stops import bootstrap_stop_ids
+from engine.tokenizer import Tokenizer
+
+MAX_CACHED_STOPS = 256
+
+_T = TypeVar("_T")
+
+
+class Tokenization:
+    """Long work runs on a few threads; `decode` of a few ids runs where it is called."""
+
+    def __init__(self, tokenizer: Tokenizer, num_threads: int) -> None:
+        self.tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="text")
+        self._stop_ids: OrderedDict[tuple[str, ...], tuple[int, ...]] = OrderedDict()
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        """A completion prompt's ids."""
+        return tuple(await self._run(lambda: self.tokenizer.encode(text)))
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """A conversation's ids, up to where the answer begins; raises BadTemplateInput."""
+        return tuple(await self._run(lambda: self.tokenizer.apply_chat_template(messages)))
+
+    async def stop_ids(self, stops: tuple[str, ...]) -> tuple[int, ...]:
+        """Ids whose own text holds one of `stops`; remembered for the sets seen last."""
+        if not stops:
+            return ()
+        known = self._stop_ids.get(stops)
+        if known is None:
+            known = await self._run(lambda: bootstrap_stop_ids(self._vocabulary, stops))
+            self._stop_ids[stops] = known
+            if len(self._stop_ids) > MAX_CACHED_STOPS:
+                self._stop_ids.popitem(last=False)
+        else:
+            self._stop_ids.move_to_end(stops)
+        return known
+
+    def close(self) -> None:
+        """End the threads; work that has not begun is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    @cached_property
+    def _vocabulary(self) -> tuple[str, ...]:
+        tokenizer = self.tokenizer
+        return tuple(tokenizer.decode((i,)) for i in range(tokenizer.vocab_size))

@@ -1,0 +1,48 @@
+"""`pdserve down`: end a running `up` of this user and say what became of it."""
+
+import os
+import signal
+import sys
+import time
+from urllib.parse import urlsplit
+
+from bootstrap.errors import ConfigError
+from cluster import runtime
+from cluster.processes import start_time
+from cluster.runtime import UpRecord
+
+EXIT_FAILED = 1
+WAIT_S = 30.0
+_POLL_S = 0.05
+
+
+def down(port: int | None) -> int:
+    """Ask the `up` (that serves `port`) to end and wait; the exit code. None running is no error."""
+    record = _chosen(runtime.running(), port)
+    if record is None:
+        print("pdserve: no `up` of this user is running" + (f" on port {port}" if port else ""))
+        return 0
+    os.kill(record.pid, signal.SIGTERM)
+    deadline = time.monotonic() + WAIT_S
+    while start_time(record.pid) == record.start_time:
+        if time.monotonic() > deadline:
+            print(
+                f"pdserve: {_named(record)} is still ending after {WAIT_S:.0f} s", file=sys.stderr
+            )
+            return EXIT_FAILED
+        time.sleep(_POLL_S)
+    print(f"pdserve: ended {_named(record)}")
+    return 0
+
+
+def _chosen(records: list[UpRecord], port: int | None) -> UpRecord | None:
+    if port is not None:
+        records = [record for record in records if urlsplit(record.url).port == port]
+    if len(records) > 1:
+        ports = ", ".join(str(urlsplit(record.url).port) for record in records)
+        raise ConfigError(f"port=None: several are running: allowed are {ports}")
+    return records[0] if records else None
+
+
+def _named(record: UpRecord) -> str:
+    return f"{record.url} (pid {record.pid}, {record.model})"

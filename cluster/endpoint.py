@@ -1,0 +1,18 @@
+"""Which endpoint a command means when it was told none."""
+
+from bootstrap.errors import ConfigError
+from cluster import runtime
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def choose_url(given: str | None) -> str:
+    """`given`, else the one `up` of this user, else the default; raises ConfigError to choose."""
+    if given is not None:
+        if not given.startswith(("http://", "https://")):
+            raise ConfigError(f"url={given!r}: http://HOST:PORT is needed")
+        return given.rstrip("/")
+    urls = [record.url for record in runtime.running()]
+    if len(urls) > 1:
+        raise ConfigError(f"url=None: several are running: allowed are {', '.join(urls)}")
+    return urls[0] if urls else DEFAULT_URL

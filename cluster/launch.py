@@ -1,0 +1,137 @@
+"""`pdserve up`: from settings to a serving cluster, and back to nothing.
+
+Owns the order of start and end. What the parts are is `cluster.running`'s; how the screen looks is
+`cluster.progress`'s.
+"""
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from bootstrap.errors import ConfigError, RemoteFault
+from bootstrap.identity import Role
+from cluster import logs, runtime
+from cluster.guard import Guard
+from cluster.processes import adopt_orphans, descendants, end_descendants
+from cluster.progress import Progress
+from cluster.running import RunningCluster
+from cluster.runtime import RuntimeFolder, SupervisedWorker
+from cluster.settings import ClusterSettings
+from cluster.signals import Stopped, StopSignals
+from engine.model_source import resolve_model
+
+POLL_S = 0.2
+MAX_FAILED_STARTS = 3  # of one worker before the cluster has ever been ready
+_KILL_TIMEOUT_S = 10.0
+_SCREEN = "up"
+
+log = logging.getLogger(__name__)
+
+
+def up(settings: ClusterSettings) -> int:
+    """Serve until SIGINT or SIGTERM; the exit code. Raises ConfigError before anything starts."""
+    runtime.running()  # removes what dead ones left
+    if not runtime.port_is_free(settings.host, settings.port):
+        raise ConfigError(f"port={settings.port}: already in use on {settings.host}")
+    signals = StopSignals()
+    adopt_orphans()
+    folder = RuntimeFolder.create()
+    logs.configure(Role.SUPERVISOR, _SCREEN, settings.log_level)
+    try:
+        return _serve(settings, folder, signals)
+    except Stopped:
+        return 0
+    finally:
+        left = end_descendants(_KILL_TIMEOUT_S)
+        folder.remove()
+        if left:
+            print(f"pdserve: still running: {left}", file=sys.stderr)
+
+
+def _serve(settings: ClusterSettings, folder: RuntimeFolder, signals: StopSignals) -> int:
+    progress, guard = Progress(), Guard(folder.path)
+    cluster = None
+    try:
+        with progress.shown():
+            model_dir = _fetch(settings, progress, signals)
+            cluster = RunningCluster(settings, model_dir, folder)
+            with signals.kept():
+                cluster.start(progress)
+            guard.watch(descendants(os.getpid()))
+            signals.check()
+            folder.write_record(cluster.url, cluster.model_name)
+            _wait_until_ready(cluster, progress, signals)
+        guard.watch(descendants(os.getpid()))
+        print(_announcement(settings, cluster), flush=True)
+        while not signals.wait(POLL_S):
+            cluster.tend()
+        return 0
+    finally:
+        if cluster is not None:
+            print("pdserve: ending the cluster", file=sys.stderr)
+            cluster.stop(signals)
+
+
+def _fetch(settings: ClusterSettings, progress: Progress, signals: StopSignals) -> Path:
+    """The model's folder on this machine; made or downloaded when it is not there yet."""
+
+    def report(stage: str, done: int, total: int) -> None:
+        progress.say("model", stage, done / total if total else None)
+
+    signals.raising = True
+    try:
+        progress.say("model", settings.model)
+        model_dir = resolve_model(settings.model, report)
+        progress.say("model", str(model_dir), done=True)
+        return model_dir
+    finally:
+        signals.raising = False
+
+
+def _wait_until_ready(cluster: RunningCluster, progress: Progress, signals: StopSignals) -> None:
+    """Watch the start. Raises ConfigError or RemoteFault when there is no point in waiting on."""
+    timeout_s = cluster.settings.start_timeout_s
+    deadline = time.monotonic() + timeout_s
+    while not cluster.is_ready():
+        for worker in cluster.tend():
+            _show(worker, progress)
+            _check(worker)
+        if time.monotonic() > deadline:
+            raise RemoteFault(f"not ready within start_timeout_s={timeout_s}")
+        signals.wait(POLL_S)
+        signals.check()
+    for worker in cluster.tend():
+        _show(worker, progress)
+
+
+def _show(worker: SupervisedWorker, progress: Progress) -> None:
+    stage = worker.stage
+    if worker.state == "waiting":
+        stage = f"starts again: {worker.last_error}"
+    progress.say(worker.worker_id, stage, done=worker.state == "serving")
+
+
+def _check(worker: SupervisedWorker) -> None:
+    if worker.last_error.startswith(ConfigError.__name__):  # as the supervisor tells errors
+        raise ConfigError(f"{worker.worker_id} does not start: {worker.last_error}")
+    if worker.num_restarts >= MAX_FAILED_STARTS:
+        raise RemoteFault(f"{worker.worker_id} does not start: {worker.last_error}")
+
+
+def _announcement(settings: ClusterSettings, cluster: RunningCluster) -> str:
+    body = (
+        f'{{"model": "{cluster.model_name}",'
+        ' "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    )
+    return f"""
+pdserve serves {cluster.model_name} at {cluster.url}/v1
+  engines: {settings.prefill} prefill, {settings.decode} decode; pages move by {settings.transfer}
+
+  curl {cluster.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
+  pdserve chat --url {cluster.url}
+  pdserve status --url {cluster.url}
+
+Ctrl-C ends everything.
+"""

@@ -1,0 +1,224 @@
+"""The parts of a running cluster as `up` holds them: Ray, the supervisor actor, the balancer child.
+
+Owns which workers are desired and their addresses, and keeps the two parts that nobody else
+supervises alive. Knows nothing of terminals.
+"""
+
+import http.client
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bootstrap.identity import Role
+from cluster import ray_session, runtime
+from cluster.actors import NODE_ADDRESS, WorkerSpec
+from cluster.balancer_child import BalancerChild
+from cluster.bootstrap_host import WORKER_ID as BOOTSTRAP_ID
+from cluster.bootstrap_host import BootstrapSettings
+from cluster.progress import Progress
+from cluster.runtime import RuntimeFolder, SupervisedWorker
+from cluster.settings import ClusterSettings, EngineIdentity
+from cluster.signals import StopSignals
+from engine.model_source import DEMO
+from engine.settings import EngineSettings
+
+LOOPBACK = "127.0.0.1"
+DEMO_NAME = "SmolLM2-135M-Instruct"
+HOSTED = {
+    Role.PREFILL: "prefill.worker:PrefillWorker",
+    Role.DECODE: "decode.worker:DecodeWorker",
+    Role.BOOTSTRAP: "cluster.bootstrap_host:BootstrapHost",
+}
+STREAM_GRACE_S = 3.0  # how long streams may go on after Ctrl-C
+_STATUS_TIMEOUT_S = 2.0
+_NUM_OTHER_ACTORS = 2  # the supervisor and the bootstrap service
+_READY_TIMEOUT_S = 2.0
+_BALANCER_STOP_S = 3.0
+_SUPERVISOR_STOP_S = 8.0
+_STOP_POLL_S = 0.02
+
+log = logging.getLogger(__name__)
+
+
+class RunningCluster:
+    """`start`, then `tend` often, then `stop`; all on the main thread, whose end ends the rest."""
+
+    def __init__(self, settings: ClusterSettings, model_dir: Path, folder: RuntimeFolder) -> None:
+        self.settings = settings
+        self.model_name = settings.served_model_name or _name_of(settings.model)
+        self._model_dir = str(model_dir)
+        self._folder = folder
+        self._secret_file = settings.secret_file or folder.write_secret("secret")
+        self._balancer: BalancerChild | None = None
+        self._supervisor: Any = None
+        self._run: Any = None  # ObjectRef of the supervisor's life
+        self._bind_host = LOOPBACK
+        self._bootstrap = ""
+        self._seen: tuple[SupervisedWorker, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine reach it."""
+        host = _local(self.settings.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.settings.port}"
+
+    def start(self, progress: Progress) -> None:
+        """Begin to start everything; returns when Ray runs and the rest is on its way."""
+        if self.settings.owns_ray:
+            self._bootstrap = _endpoint(self._bind_host)
+            self._start_balancer()  # it loads while Ray does
+            progress.say("ray", "starting")
+            num_actors = self.settings.num_engines + _NUM_OTHER_ACTORS
+            ray_session.start_private(self._folder.path, num_actors)
+        else:
+            progress.say("ray", f"joining {self.settings.ray_address}")
+            ray_session.join(self.settings.ray_address)
+            self._bind_host = ray_session.node_address()
+            self._bootstrap = _endpoint(self._bind_host)
+            self._start_balancer()
+        progress.say("ray", "running", done=True)
+        self._start_supervisor()
+
+    def tend(self) -> tuple[SupervisedWorker, ...]:
+        """Restart what `up` itself looks after, and tell how every worker is."""
+        import ray  # late, as in `ray_session`
+
+        assert self._balancer is not None
+        self._balancer.tend(time.monotonic())
+        try:
+            if ray.wait([self._run], timeout=0)[0]:
+                ray.get(self._run)
+            seen = ray.get(self._supervisor.status.remote(), timeout=_STATUS_TIMEOUT_S)
+        except ray.exceptions.GetTimeoutError:
+            return self._seen  # busy, or Ray is: its own future tells of its death
+        except ray.exceptions.RayError as error:
+            log.error("the supervisor died and its workers with it: %s", error)
+            self._start_supervisor()
+            return self._seen
+        balancer = self._balancer.status(time.monotonic())
+        if balancer.state == "starting" and self.is_ready():
+            self._balancer.serving(time.monotonic())
+        seen = (*seen, balancer)
+        if seen != self._seen:
+            self._seen = seen
+            self._folder.write_supervision(seen)
+        return self._seen
+
+    def is_ready(self) -> bool:
+        """Whether the balancer has a pair that can serve."""
+        connection = http.client.HTTPConnection(
+            _local(self.settings.host), self.settings.port, timeout=_READY_TIMEOUT_S
+        )
+        try:
+            connection.request("GET", "/ready")
+            ready = connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+        return ready
+
+    def stop(self, signals: StopSignals) -> None:
+        """End all parts in order, clients first; whatever remains is for the caller to kill."""
+        if self._balancer is not None:
+            self._balancer.ask_to_stop()
+            _wait_for(self._balancer.has_ended, STREAM_GRACE_S + _BALANCER_STOP_S, signals)
+        if self._supervisor is not None:
+            self._supervisor.stop.remote()
+            _wait_for(self._supervisor_has_ended, _SUPERVISOR_STOP_S, signals)
+        ray_session.leave()
+
+    def _supervisor_has_ended(self) -> bool:
+        import ray
+
+        return bool(ray.wait([self._run], timeout=0)[0])
+
+    def _start_balancer(self) -> None:
+        settings = self.settings
+        arguments = [
+            *("--bootstrap", self._bootstrap),
+            *("--model-dir", self._model_dir),
+            *("--model-name", self.model_name),
+            *("--bind-host", self._bind_host),
+            *("--host", settings.host),
+            *("--port", str(settings.port)),
+            *("--max-attempts", str(settings.max_attempts)),
+            *("--secret-file", self._secret_file),
+            *("--shutdown-grace-s", str(STREAM_GRACE_S)),
+            *("--log-level", settings.log_level),
+            *("--die-with", str(os.getpid())),
+        ]
+        self._balancer = BalancerChild(arguments, time.monotonic())
+        self._balancer.tend(time.monotonic())
+
+    def _start_supervisor(self) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from cluster.supervisor_actor import NUM_CPUS_PER_ACTOR, SupervisorActor
+
+        here = ray.get_runtime_context().get_node_id()
+        make = ray.remote(
+            num_cpus=NUM_CPUS_PER_ACTOR,
+            max_concurrency=3,  # `run`, `status`, `stop`
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+        )(SupervisorActor)
+        self._supervisor = make.remote(
+            self._specs(), self._bootstrap, self._secret_file, self.settings.log_level
+        )
+        self._run = self._supervisor.run.remote()
+
+    def _specs(self) -> list[WorkerSpec]:
+        specs = [self._spec(BOOTSTRAP_ID, Role.BOOTSTRAP, self._bootstrap_settings())]
+        for role, count in (
+            (Role.PREFILL, self.settings.prefill),
+            (Role.DECODE, self.settings.decode),
+        ):
+            for index in range(count):
+                worker_id = f"{role.value}-{index}"
+                specs.append(self._spec(worker_id, role, self._engine_settings(worker_id)))
+        return specs
+
+    def _spec(self, worker_id: str, role: Role, settings: Any) -> WorkerSpec:
+        return WorkerSpec(worker_id, role, HOSTED[role], settings, self.settings.log_level)
+
+    def _bootstrap_settings(self) -> BootstrapSettings:
+        return BootstrapSettings(self._bootstrap, self._secret_file)
+
+    def _engine_settings(self, worker_id: str) -> EngineSettings:
+        return self.settings.engine(
+            EngineIdentity(
+                worker_id=worker_id,
+                model_dir=self._model_dir,
+                model_name=self.model_name,
+                bootstrap=self._bootstrap,
+                bind_host=LOOPBACK if self.settings.owns_ray else NODE_ADDRESS,
+                secret_file=self._secret_file,
+            )
+        )
+
+
+def _wait_for(ended: Callable[[], bool], timeout_s: float, signals: StopSignals) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not ended() and not signals.insisted and time.monotonic() < deadline:
+        time.sleep(_STOP_POLL_S)
+
+
+def _name_of(model: str) -> str:
+    """What clients ask for: the hub's own name, or a folder's."""
+    if model == DEMO:
+        return DEMO_NAME
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model
+
+
+def _endpoint(host: str) -> str:
+    return f"tcp://{host}:{runtime.free_port(host)}"
+
+
+def _local(host: str) -> str:
+    """The address at which this machine itself reaches a server bound to `host`."""
+    return {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)

@@ -1,0 +1,192 @@
+"""What one `up` is told: its keys, their defaults and help, and where each value came from.
+
+Owns the one table of keys (the fields of `ClusterSettings`): the command line and the config file
+are both read from it, so every flag is a key and the reverse. Knows nothing of argparse or Ray.
+"""
+
+from collections.abc import Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bootstrap.errors import ConfigError
+from cluster.balancer.settings import LOG_LEVELS
+from engine.settings import BACKENDS, DEVICES, DTYPES, EngineSettings
+
+MAX_WORKERS_PER_ROLE = 1024
+
+_ENGINE_DEFAULTS = {f.name: f.default for f in fields(EngineSettings)}
+
+
+def _key(default: Any, group: str, text: str, metavar: str = "N") -> Any:
+    return field(default=default, metadata={"group": group, "help": text, "metavar": metavar})
+
+
+def _engine_key(name: str, group: str, text: str, metavar: str = "N") -> Any:
+    return _key(_ENGINE_DEFAULTS[name], group, text, metavar)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """All of one `up`. A value that cannot work never gets past construction (ConfigError)."""
+
+    model: str = _key(
+        "demo",
+        "model",
+        "a folder, a Hugging Face id, or `demo` (SmolLM2-135M-Instruct, made on first use)",
+        "DIR|HF-ID|demo",
+    )
+    served_model_name: str | None = _key(
+        None, "model", "the name clients ask for (default: the model's own name)", "NAME"
+    )
+    dtype: str = _engine_key("dtype", "model", f"one of {', '.join(DTYPES)}", "DTYPE")
+    device: str = _engine_key("device", "model", f"one of {', '.join(DEVICES)}", "DEVICE")
+    max_model_len: int = _engine_key(
+        "max_model_len", "model", "most tokens of one request, prompt and output together"
+    )
+
+    prefill: int = _key(1, "engines", "number of prefill engines")
+    decode: int = _key(1, "engines", "number of decode engines")
+    num_threads: int = _engine_key("num_threads", "engines", "compute threads per engine")
+    max_num_seqs: int = _engine_key("max_num_seqs", "engines", "most requests running per engine")
+    max_num_batched_tokens: int = _engine_key(
+        "max_num_batched_tokens", "engines", "most prompt tokens of one prefill step"
+    )
+    max_queue: int = _engine_key("max_queue", "engines", "most requests waiting per engine")
+
+    transfer: str = _engine_key(
+        "transfer", "KV cache", f"how pages move: one of {', '.join(BACKENDS)}", "BACKEND"
+    )
+    block_size: int = _engine_key("block_size", "KV cache", "tokens per block")
+    num_blocks: int = _engine_key("num_blocks", "KV cache", "blocks per engine")
+    prefix_caching: bool = _engine_key(
+        "prefix_caching", "KV cache", "reuse blocks of equal prefixes"
+    )
+
+    host: str = _key("127.0.0.1", "endpoint", "address that clients connect to", "ADDR")
+    port: int = _key(8000, "endpoint", "port that clients connect to")
+    max_attempts: int = _key(3, "endpoint", "most engine pairs tried for one request")
+
+    ray_address: str = _key(
+        "local",
+        "cluster",
+        "`local` starts a private Ray that ends with this command; `auto` and ADDR join a running one",
+        "ADDR|local|auto",
+    )
+    secret_file: str | None = _key(
+        None,
+        "cluster",
+        "the cluster secret, at the same path on every host (default: a new one per start, which"
+        " serves one machine)",
+        "FILE",
+    )
+    start_timeout_s: int = _key(300, "cluster", "give up when not ready after so long")
+    log_level: str = _key("info", "cluster", f"one of {', '.join(LOG_LEVELS)}", "LEVEL")
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            _check_type(entry, getattr(self, entry.name))
+        _check_allowed("log_level", self.log_level, LOG_LEVELS)
+        for key, low, high in (
+            ("prefill", 1, MAX_WORKERS_PER_ROLE),
+            ("decode", 1, MAX_WORKERS_PER_ROLE),
+            ("port", 1, 65535),
+            ("max_attempts", 1, 16),
+            ("start_timeout_s", 1, 86400),
+        ):
+            value = getattr(self, key)
+            if not low <= value <= high:
+                raise ConfigError(f"{key}={value}: allowed are {low} to {high}")
+        for key in ("model", "host", "ray_address"):
+            if not getattr(self, key):
+                raise ConfigError(f"{key}='': a value is needed")
+        if not self.owns_ray and self.secret_file is None:
+            raise ConfigError(
+                f"secret_file=None: with ray_address={self.ray_address!r} the name of a file is"
+                " needed that holds the same secret on every host"
+            )
+        self.engine(_ANY_ENGINE)
+
+    @property
+    def owns_ray(self) -> bool:
+        """Whether `up` starts Ray itself and ends it; then everything is on this machine."""
+        return self.ray_address == "local"
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of both roles."""
+        return self.prefill + self.decode
+
+    def engine(self, identity: "EngineIdentity") -> EngineSettings:
+        """The settings of one engine."""
+        own = {f.name for f in fields(EngineIdentity)}
+        shared = {name: getattr(self, name) for name in _ENGINE_DEFAULTS if name in _KEYS}
+        chosen = {name: value for name, value in shared.items() if name not in own}
+        return EngineSettings(**asdict(identity), **chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineIdentity:
+    """What makes one engine's settings its own; the rest is the cluster's."""
+
+    worker_id: str
+    model_dir: str
+    model_name: str
+    bootstrap: str
+    bind_host: str
+    secret_file: str | None
+
+
+_KEYS: dict[str, Field[Any]] = {entry.name: entry for entry in fields(ClusterSettings)}
+
+_ANY_ENGINE = EngineIdentity(
+    worker_id="any",
+    model_dir="any",
+    model_name="any",
+    bootstrap="tcp://127.0.0.1:1",
+    bind_host="127.0.0.1",
+    secret_file=None,
+)
+
+
+def load(flags: Mapping[str, Any], config_file: str | None) -> ClusterSettings:
+    """Merge `flags` (only those given) over `config_file` over the defaults; raises ConfigError."""
+    values = {} if config_file is None else read_config(Path(config_file))
+    return ClusterSettings(**{**values, **flags})
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The keys of a YAML file; raises ConfigError for unreadable text and for unknown keys."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config={str(path)!r}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config={str(path)!r}: not YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"config={str(path)!r}: a mapping of keys to values is needed")
+    unknown = [key for key in content if key not in _KEYS]
+    if unknown:
+        raise ConfigError(
+            f"config={str(path)!r}: unknown key {unknown[0]!r}={content[unknown[0]]!r}:"
+            f" allowed are {', '.join(_KEYS)}"
+        )
+    return content
+
+
+def _check_type(entry: "Field[Any]", value: Any) -> None:
+    if value is None and entry.default is None:
+        return
+    wanted = str if entry.default is None else type(entry.default)
+    if type(value) is not wanted:
+        names = {str: "text", int: "a whole number", bool: "true or false"}
+        raise ConfigError(f"{entry.name}={value!r}: {names[wanted]} is needed")
+
+
+def _check_allowed(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{key}={value!r}: allowed are {', '.join(allowed)}")
