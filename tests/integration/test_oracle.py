@@ -34,7 +34,7 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def expected(model_dir: Path, prompts: list[list[int]]) -> Iterator[list[list[int]]]:
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    yield [_generate(model, prompt) for prompt in prompts]
+    return [_generate(model, prompt) for prompt in prompts]
 
 
 def _generate(model: torch.nn.Module, prompt: list[int]) -> list[int]:
