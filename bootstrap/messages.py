@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, field
 
 from bootstrap.contract import KVContract
 from bootstrap.identity import Peer, Role, Room, WorkerRef
-from bootstrap.sampling import FinishReason, SamplingParams, TokenId, TokenIds
+from bootstrap.sampling import MAX_LOGPROBS, FinishReason, SamplingParams, TokenId, TokenIds
 
 MAX_BLOCKS = 1 << 17
 MAX_ROOMS = 1 << 14
@@ -89,6 +89,7 @@ class PrefillDispatch(_Message, frozen=True):
     sampling: SamplingParams
     output_offset: Position = 0
     bootstrap_stop_ids: TokenIds = ()
+    num_prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
 class DecodeDispatch(_Message, frozen=True):
@@ -166,14 +167,33 @@ class LegStats(Struct, frozen=True, omit_defaults=True):
     num_cached_tokens: Position = 0
 
 
+class TokenLogprobs(Struct, frozen=True, array_like=True):
+    """One token's log probability before filters and temperature, and its most probable rivals.
+
+    `top` is (token id, log probability), most probable first; it may hold the token itself.
+    """
+
+    logprob: Annotated[float, Meta(le=0.0)]
+    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_LOGPROBS)] = ()
+
+
+TokensLogprobs = Annotated[tuple[TokenLogprobs, ...], Meta(max_length=1 << 20)]
+
+
 class RoomTokens(Struct, frozen=True, omit_defaults=True):
-    """Output tokens of one room from `position` on; `finish` closes the room."""
+    """Output tokens of one room from `position` on; `finish` closes the room.
+
+    `logprobs`, if asked for, is parallel to `token_ids`. `prompt_logprobs` comes once, with the
+    bootstrap token of a first attempt: one entry for each prompt token but the first.
+    """
 
     room: Room
     position: Position
     token_ids: TokenIds
     finish: FinishReason | None = None
     stats: LegStats | None = None
+    logprobs: TokensLogprobs = ()
+    prompt_logprobs: TokensLogprobs = ()
 
 
 class TokenBatch(_Message, frozen=True):

@@ -3,15 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bootstrap.messages import TokenLogprobs
 from bootstrap.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class SampleAt:
-    """Sample after a chunk's last token, as the output token at `position` (0-based)."""
+    """Sample after a chunk's last token, as the output token at `position` (0-based).
+
+    `prompt_token_ids` and `output_token_ids` are all earlier tokens of the request, split where its
+    first output token lies; penalties and grammars look at them.
+    """
 
     params: SamplingParams
     position: int
+    prompt_token_ids: Sequence[int] = ()
+    output_token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,7 @@ class SequenceChunk:
     start: int
     pages: Sequence[int]
     sample: SampleAt | None = None
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,8 @@ class SampledToken:
 
     token_id: int
     logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
