@@ -179,5 +179,5 @@ def _by_age(requests: Iterable[DecodeRequest]) -> dict[bytes, DecodeRequest]:
 
 def _chunk(request: DecodeRequest) -> SequenceChunk:
     """The request's last token: its KV is computed, and the next token sampled."""
-    sample = SampleAt(request.dispatch.sampling, request.next_position)
+    sample = SampleAt(request.dispatch.sampling, request.next_position, request.token_ids)
     return SequenceChunk(request.token_ids[-1:], request.num_kv_tokens, request.pages, sample)

@@ -28,7 +28,7 @@ class _Sequence:
     def next_chunk(self, max_tokens: int) -> SequenceChunk:
         start = self.num_computed
         token_ids = self.token_ids[start : start + max_tokens]
-        at = SampleAt(self.params, len(self.output))
+        at = SampleAt(self.params, len(self.output), self.token_ids)
         is_last = start + len(token_ids) == len(self.token_ids)
         return SequenceChunk(token_ids, start, self.pages, at if is_last else None)
 

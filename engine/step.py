@@ -11,14 +11,28 @@ from bootstrap.sampling import SamplingParams
 class SampleAt:
     """Sample after a chunk's last token, as the output token at `position` (0-based).
 
-    `prompt_token_ids` and `output_token_ids` are all earlier tokens of the request, split where its
-    first output token lies; penalties and grammars look at them.
+    `token_ids` are all earlier tokens of the request, the last `position` of them output. It is the
+    request's own list, not a copy: valid until the step ends.
     """
 
     params: SamplingParams
     position: int
-    prompt_token_ids: Sequence[int] = ()
-    output_token_ids: Sequence[int] = ()
+    token_ids: Sequence[int] = ()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Where in `token_ids` the output begins."""
+        return len(self.token_ids) - self.position
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]:
+        """A copy of the prompt."""
+        return self.token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> Sequence[int]:
+        """A copy of the output so far."""
+        return self.token_ids[self.num_prompt_tokens :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,8 @@ class PrefillCore:
         end = min(request.num_tokens, start + budget)
         sample = None
         if end == request.num_tokens:
-            sample = SampleAt(request.dispatch.sampling, request.dispatch.output_offset)
+            dispatch = request.dispatch
+            sample = SampleAt(dispatch.sampling, dispatch.output_offset, dispatch.prompt_token_ids)
         token_ids = request.dispatch.prompt_token_ids[start:end]
         return SequenceChunk(token_ids, start, request.pages, sample)
 

@@ -16,8 +16,10 @@ from engine.core import StepPlan, StepResult
 from engine.host import EngineHost
 from engine.loop import Stepper
 from engine.settings import EngineSettings
+from engine.stepper import ModelStepper
 from prefill.core import PrefillCore
 from prefill.worker import PrefillWorker
+from tests.support.scripted_model import Script, ScriptedStepper
 from tests.support.waiting import wait_for
 
 MODEL_NAME = "tiny"
@@ -34,9 +36,14 @@ class EngineCluster:
         num_decode: int = 1,
         prefill: dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
+        script: Script | None = None,
         **both: Any,
     ) -> None:
-        """`prefill`, `decode` and `both` are EngineSettings; blocks are 4 tokens unless said."""
+        """`prefill`, `decode` and `both` are EngineSettings; blocks are 4 tokens unless said.
+
+        With a `script` the model computes nothing: every engine says what the script has.
+        """
+        self._script = script
         self._closers = ExitStack()
         self._model_dir = model_dir
         self._counts = {Role.PREFILL: num_prefill, Role.DECODE: num_decode}
@@ -86,6 +93,10 @@ class EngineCluster:
         kind = PrefillWorker if role is Role.PREFILL else DecodeWorker
         engine = kind(replace(settings, **changes))
         engine.start()
+        if self._script is not None:
+            stepper = engine._loop._stepper
+            assert isinstance(stepper, ModelStepper)
+            engine._loop._stepper = ScriptedStepper(self._script, stepper)
         self._closers.callback(engine.stop)
         self.engines[settings.worker_id] = engine
         return engine
