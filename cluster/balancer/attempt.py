@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from bootstrap.identity import Peer, WorkerRef
-from bootstrap.sampling import FinishReason
+from bootstrap.messages import RoomTokens
 from cluster.balancer.policy import Pair
 
 GAP_WAIT_S = 1.0  # tokens after a missing one: how long the missing one may still come
@@ -32,31 +32,36 @@ class TokenMerge:
     """Output tokens by position: repeats are dropped, early ones wait. `next` only grows."""
 
     next: int
-    early: dict[int, tuple[tuple[int, ...], FinishReason | None]] = field(default_factory=dict)
+    early: dict[int, RoomTokens] = field(default_factory=dict)
 
-    def push(
-        self, position: int, token_ids: tuple[int, ...], finish: FinishReason | None
-    ) -> tuple[tuple[int, ...], FinishReason | None]:
+    def push(self, tokens: RoomTokens) -> RoomTokens:
         """The tokens from `next` on that are complete now, and the finish if they reach it."""
-        known = self.early.get(position)
-        if known is None or (len(known[0]), known[1] is not None) < (
-            len(token_ids),
-            finish is not None,
-        ):
-            self.early[position] = (token_ids, finish)
-        merged: list[int] = []
-        reached = None
+        known = self.early.get(tokens.position)
+        if known is None or _reach(known) < _reach(tokens):
+            self.early[tokens.position] = tokens
+        start, merged = self.next, RoomTokens(tokens.room, self.next, ())
         while self.early and min(self.early) <= self.next:
-            start = min(self.early)
-            ids, ends = self.early.pop(start)
-            if start + len(ids) < self.next:
+            more = self.early.pop(min(self.early))
+            end = more.position + len(more.token_ids)
+            if end < self.next:
                 continue
-            merged.extend(ids[self.next - start :])
-            self.next = start + len(ids)
-            reached = ends
-            if reached is not None:
+            num_known = self.next - more.position
+            merged = RoomTokens(
+                room=tokens.room,
+                position=start,
+                token_ids=merged.token_ids + more.token_ids[num_known:],
+                finish=more.finish,
+                logprobs=merged.logprobs + more.logprobs[num_known:],
+                prompt_logprobs=merged.prompt_logprobs or more.prompt_logprobs,
+            )
+            self.next = end
+            if more.finish is not None:
                 self.early.clear()
-        return tuple(merged), reached
+        return merged
+
+
+def _reach(tokens: RoomTokens) -> tuple[int, bool]:
+    return len(tokens.token_ids), tokens.finish is not None
 
 
 @dataclass(slots=True)

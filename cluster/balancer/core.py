@@ -35,7 +35,7 @@ from cluster.balancer.instructions import (
 )
 from cluster.balancer.members import Members
 from cluster.balancer.policy import NoPair, select_pair
-from cluster.balancer.request import Request
+from cluster.balancer.request import GONE, Request
 from cluster.balancer.strays import Strays
 
 
@@ -95,11 +95,15 @@ class BalancerCore:
         self._waiting[key] = None
         self._place(key, request, now)
 
-    def cancel(self, key: int, now: float) -> None:
+    def keys_of(self, request_id: str) -> list[int]:
+        """The live requests of the client's call `request_id`."""
+        return [key for key, r in self._requests.items() if r.spec.is_part_of(request_id)]
+
+    def cancel(self, key: int, now: float, detail: str = GONE) -> None:
         """The client went away, or the rest of its answer is void. Ended ones: no-op."""
         request = self._requests.get(key)
         if request is not None:
-            self._carry_out(key, request, request.cancel(), now)
+            self._carry_out(key, request, request.cancel(detail), now)
 
     def stop_hit(self, key: int, now: float) -> None:
         """The client's text is complete. Ended ones: no-op."""
@@ -184,10 +188,7 @@ class BalancerCore:
         if tokens.stats is not None:
             role = Role.PREFILL if is_prefill else Role.DECODE
             self._out.append(News(key, request, Measured(role, tokens.stats)))
-        instructions = request.tokens(
-            sender.ref, tokens.position, tokens.token_ids, tokens.finish, now
-        )
-        self._carry_out(key, request, instructions, now)
+        self._carry_out(key, request, request.tokens(sender.ref, tokens, now), now)
 
     def _progress(self, sender: Peer, message: LegProgress, now: float) -> None:
         for room in message.stages:
@@ -261,6 +262,7 @@ class BalancerCore:
             sampling=spec.sampling,
             output_offset=attempt.output_offset,
             bootstrap_stop_ids=spec.bootstrap_stop_ids if stops_count else (),
+            num_prompt_logprobs=None if request.delivered else spec.num_prompt_logprobs,
         )
         self._out.append(Post(attempt.prefill.peer, prefill))
         if attempt.decode is not None:

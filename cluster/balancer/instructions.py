@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from bootstrap.identity import Peer, Role
-from bootstrap.messages import FailureReason, LegStats
+from bootstrap.messages import FailureReason, LegStats, TokenLogprobs
 from bootstrap.sampling import FinishReason
 from cluster.balancer.attempt import Attempt
 
@@ -16,7 +16,9 @@ class FailureKind(Enum):
     DEADLINE = "deadline"
     UNAVAILABLE = "unavailable"  # no pair could take it
     OVERLOADED = "overloaded"  # queues are full
+    PAUSED = "paused"  # an administrator holds new requests off
     WORKERS_FAILED = "workers_failed"  # every attempt broke
+    NUMERICAL = "numerical"  # the model's own output is no number
     INTERNAL = "internal"
 
 
@@ -37,10 +39,16 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Instruction: these tokens come next; with `finish` they are the last."""
+    """Instruction: these tokens come next; with `finish` they are the last.
+
+    `logprobs` is parallel to `token_ids` where they were asked for; `prompt_logprobs`, one for each
+    prompt token but the first, comes with the first token.
+    """
 
     token_ids: tuple[int, ...]
     finish: FinishReason | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from enum import Enum
 
 from bootstrap.errors import IllegalTransition
 from bootstrap.identity import WorkerRef, short_room
-from bootstrap.messages import FailureReason
+from bootstrap.messages import FailureReason, RoomTokens
 from bootstrap.sampling import FinishReason, SamplingParams
 from cluster.balancer.attempt import GAP_WAIT_S, Attempt, Leg, Suspicion
 from cluster.balancer.instructions import (
@@ -29,8 +29,13 @@ CAUSE_WAIT_S = 0.3  # a leg that ended because the other did: how long to wait f
 MISSED_REPORTS = 2  # progress reports without the room, after which the worker lost it
 MIN_MISSED_AGE_S = 1.0
 
+GONE = "cancelled by the client"
+
 _PEER_ABORTED = FailureReason.PEER_ABORTED
-_FATAL = frozenset({FailureReason.BAD_REQUEST, FailureReason.NUMERICAL})
+_FATAL = {
+    FailureReason.BAD_REQUEST: FailureKind.INTERNAL,
+    FailureReason.NUMERICAL: FailureKind.NUMERICAL,
+}
 
 
 class RequestState(Enum):
@@ -77,6 +82,23 @@ class RequestSpec:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     bootstrap_stop_ids: tuple[int, ...] = ()
+    num_prompt_logprobs: int | None = None
+
+    def is_part_of(self, request_id: str) -> bool:
+        """Whether this is the call `request_id`, or one of the several requests that it needs."""
+        call, _, number = self.request_id.rpartition("/")
+        return self.request_id == request_id or (call == request_id and number.isdecimal())
+
+    def missing_logprobs(self, deliver: Deliver, *, is_first: bool) -> str | None:
+        """What was asked for and did not come with `deliver`, if anything."""
+        num_logprobs = len(deliver.logprobs)
+        if self.sampling.num_logprobs is not None and num_logprobs != len(deliver.token_ids):
+            return f"{num_logprobs} of {len(deliver.token_ids)} log probabilities"
+        if self.num_prompt_logprobs is not None and is_first and deliver.token_ids:
+            num_wanted = len(self.prompt_token_ids) - 1
+            if len(deliver.prompt_logprobs) != num_wanted:
+                return f"{len(deliver.prompt_logprobs)} of {num_wanted} prompt log probabilities"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +158,9 @@ class Request:
         """Every pair that could take the request has a full queue."""
         return self._fail(FailureKind.OVERLOADED, "the queues of all workers are full")
 
-    def cancel(self) -> list[Instruction]:
-        """The client went away."""
-        return self._fail(FailureKind.CANCELLED, "cancelled by the client")
+    def cancel(self, detail: str = GONE) -> list[Instruction]:
+        """The client went away, or somebody who may decided that its answer is not wanted."""
+        return self._fail(FailureKind.CANCELLED, detail)
 
     def stop_hit(self) -> list[Instruction]:
         """A stop string is complete: nothing more is wanted."""
@@ -176,30 +198,33 @@ class Request:
 
     # --- the legs' side ------------------------------------------------------------------------
 
-    def tokens(
-        self,
-        ref: WorkerRef,
-        position: int,
-        token_ids: tuple[int, ...],
-        finish: FinishReason | None,
-        now: float,
-    ) -> list[Instruction]:
-        """A leg produced tokens; `position` counts from the request's first output token."""
+    def tokens(self, ref: WorkerRef, tokens: RoomTokens, now: float) -> list[Instruction]:
+        """A leg produced tokens."""
         attempt, leg = self._leg(ref)
         if attempt is None or leg is None:
             return []
         leg.heard_at, leg.num_missed = now, 0
-        leg.over = leg.over or finish is not None
+        leg.over = leg.over or tokens.finish is not None
         if leg is attempt.decode:
             attempt.decode_spoke = True
-        ids, reached = attempt.merge.push(position, token_ids, finish)
+        merged = attempt.merge.push(tokens)
         self._watch_gap(attempt, now)
         num_left = self.spec.sampling.max_tokens - len(self.delivered)
-        if len(ids) >= num_left:
-            ids, reached = ids[:num_left], reached or FinishReason.LENGTH
-        if not ids and reached is None:
+        finish = merged.finish
+        if len(merged.token_ids) >= num_left:
+            finish = finish or FinishReason.LENGTH
+        deliver = Deliver(
+            merged.token_ids[:num_left],
+            finish,
+            merged.logprobs[:num_left],
+            merged.prompt_logprobs,
+        )
+        if not deliver.token_ids and finish is None:
             return []
-        return self._deliver(attempt, ids, reached)
+        missing = self.spec.missing_logprobs(deliver, is_first=not self.delivered)
+        if missing is not None:
+            return self._fail(FailureKind.INTERNAL, f"{ref}: {missing}")
+        return self._deliver(attempt, deliver)
 
     def leg_failed(
         self, ref: WorkerRef, reason: FailureReason, detail: str, now: float
@@ -216,7 +241,7 @@ class Request:
         if reason is FailureReason.DEADLINE:
             return self._fail(FailureKind.DEADLINE, text)
         if reason in _FATAL:
-            return self._fail(FailureKind.INTERNAL, text)
+            return self._fail(_FATAL[reason], text)
         if reason is FailureReason.FINISHED:  # the prefill leg's last token is on its way
             attempt.suspicion = Suspicion(now + GAP_WAIT_S, text)
             return []
@@ -260,17 +285,15 @@ class Request:
         attempt = self.attempt
         return attempt, None if attempt is None else attempt.leg_of(ref)
 
-    def _deliver(
-        self, attempt: Attempt, ids: tuple[int, ...], finish: FinishReason | None
-    ) -> list[Instruction]:
-        self.delivered.extend(ids)
-        if self.state is _S.PREFILLING and ids:
+    def _deliver(self, attempt: Attempt, deliver: Deliver) -> list[Instruction]:
+        self.delivered.extend(deliver.token_ids)
+        if self.state is _S.PREFILLING and deliver.token_ids:
             self._advance(_E.BOOTSTRAP)
         if self.state is _S.HANDING_OFF and attempt.decode_spoke:
             self._advance(_E.TAKE_OVER)
-        out: list[Instruction] = [Deliver(ids, finish)]
-        if finish is not None:
-            self._advance(_E.FINISH, finish.value)
+        out: list[Instruction] = [deliver]
+        if deliver.finish is not None:
+            self._advance(_E.FINISH, deliver.finish.value)
             out += self._end_attempt(FailureReason.FINISHED)
         return out
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from bootstrap.errors import IllegalTransition
 from bootstrap.identity import Role
 from bootstrap.messages import FailureReason as R
+from bootstrap.messages import RoomTokens
 from bootstrap.sampling import FinishReason, SamplingParams
 from cluster.balancer.attempt import TokenMerge
 from cluster.balancer.instructions import Deliver, Dispatch, EndAttempt, Fail, FailureKind, Retry
@@ -35,10 +36,14 @@ def dispatched(max_tokens=10, **rules) -> Request:
 
 def decoding(**rules) -> Request:
     made = dispatched(**rules)
-    made.tokens(P, 0, (10,), None, 1.0)
-    made.tokens(D, 1, (11,), None, 1.0)
+    tokens(made, P, 0, (10,), None, 1.0)
+    tokens(made, D, 1, (11,), None, 1.0)
     assert made.state is RequestState.DECODING
     return made
+
+
+def tokens(made, ref, position, token_ids, finish, now, **more):
+    return made.tokens(ref, RoomTokens(bytes(16), position, token_ids, finish, **more), now)
 
 
 def told(instructions) -> dict[str, R]:
@@ -49,11 +54,11 @@ def told(instructions) -> dict[str, R]:
 
 def test_both_legs_to_the_end():
     made = dispatched()
-    assert made.tokens(P, 0, (10,), None, 1.0) == [Deliver((10,), None)]
+    assert tokens(made, P, 0, (10,), None, 1.0) == [Deliver((10,), None)]
     assert made.state is RequestState.HANDING_OFF
-    assert made.tokens(D, 1, (11, 12), None, 1.0) == [Deliver((11, 12), None)]
+    assert tokens(made, D, 1, (11, 12), None, 1.0) == [Deliver((11, 12), None)]
     assert made.state is RequestState.DECODING
-    deliver, end = made.tokens(D, 3, (13,), STOP, 1.0)
+    deliver, end = tokens(made, D, 3, (13,), STOP, 1.0)
     assert deliver == Deliver((13,), STOP)
     assert told([end]) == {}
     assert made.state is RequestState.FINISHED
@@ -62,7 +67,7 @@ def test_both_legs_to_the_end():
 
 def test_the_bootstrap_token_may_be_the_last_and_decode_is_released():
     made = dispatched()
-    deliver, end = made.tokens(P, 0, (10,), STOP, 1.0)
+    deliver, end = tokens(made, P, 0, (10,), STOP, 1.0)
     assert deliver == Deliver((10,), STOP)
     assert told([end]) == {"d1": R.FINISHED}
 
@@ -70,26 +75,26 @@ def test_the_bootstrap_token_may_be_the_last_and_decode_is_released():
 def test_one_more_token_needs_no_decode_leg():
     made = dispatched(max_tokens=1)
     assert made.attempt.decode is None
-    assert made.tokens(P, 0, (10,), LENGTH, 1.0)[0] == Deliver((10,), LENGTH)
+    assert tokens(made, P, 0, (10,), LENGTH, 1.0)[0] == Deliver((10,), LENGTH)
 
 
 def test_decode_may_be_heard_before_prefill():
     made = dispatched()
-    assert made.tokens(D, 1, (11,), None, 1.0) == []
-    assert made.tokens(P, 0, (10,), None, 1.0) == [Deliver((10, 11), None)]
+    assert tokens(made, D, 1, (11,), None, 1.0) == []
+    assert tokens(made, P, 0, (10,), None, 1.0) == [Deliver((10, 11), None)]
     assert made.state is RequestState.DECODING
 
 
 def test_repeats_are_dropped():
     made = decoding()
-    assert made.tokens(D, 1, (11,), None, 1.0) == []
-    assert made.tokens(D, 1, (11, 12), None, 1.0) == [Deliver((12,), None)]
+    assert tokens(made, D, 1, (11,), None, 1.0) == []
+    assert tokens(made, D, 1, (11, 12), None, 1.0) == [Deliver((12,), None)]
 
 
 def test_an_engine_that_runs_past_the_limit_is_cut_short():
     made = dispatched(max_tokens=2)
-    made.tokens(P, 0, (10,), None, 1.0)
-    deliver, end = made.tokens(D, 1, (11, 12, 13), None, 1.0)
+    tokens(made, P, 0, (10,), None, 1.0)
+    deliver, end = tokens(made, D, 1, (11, 12, 13), None, 1.0)
     assert deliver == Deliver((11,), LENGTH)
     assert told([end]) == {"d1": R.FINISHED}
 
@@ -103,7 +108,7 @@ def test_a_lost_worker_mid_stream_goes_on_elsewhere_at_the_next_position():
     assert (made.size.num_prompt, made.size.num_output) == (5, 8)
     (start,) = made.dispatch(OTHER, bytes([1] * 16), 2.0)
     assert start.attempt.output_offset == 2
-    assert made.tokens(OTHER.refs[0], 2, (12,), None, 2.0) == [Deliver((12,), None)]
+    assert tokens(made, OTHER.refs[0], 2, (12,), None, 2.0) == [Deliver((12,), None)]
 
 
 def test_prefill_may_die_once_decode_has_spoken():
@@ -115,14 +120,14 @@ def test_prefill_may_die_once_decode_has_spoken():
 
 def test_prefill_that_fails_before_its_token_matters_whatever_decode_said():
     made = dispatched()
-    made.tokens(D, 1, (11,), None, 1.0)
+    tokens(made, D, 1, (11,), None, 1.0)
     assert isinstance(made.leg_failed(P, R.QUEUE_FULL, "", 1.0)[-1], Retry)
     assert made.blamed == {P: R.QUEUE_FULL}
 
 
 def test_prefill_lost_after_its_token_and_before_decode_spoke():
     made = dispatched()
-    made.tokens(P, 0, (10,), None, 1.0)
+    tokens(made, P, 0, (10,), None, 1.0)
     end, _retry = made.worker_lost(P, "evicted", 2.0)
     assert told([end]) == {"d1": R.PEER_LOST}
     assert made.size.num_prompt == 4
@@ -143,12 +148,15 @@ def test_a_leg_that_lost_its_peer_blames_the_peer():
     assert made.blamed == {P: R.PEER_LOST}
 
 
-@pytest.mark.parametrize("reason", [R.BAD_REQUEST, R.NUMERICAL])
-def test_what_would_fail_again_is_not_retried(reason):
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [(R.BAD_REQUEST, FailureKind.INTERNAL), (R.NUMERICAL, FailureKind.NUMERICAL)],
+)
+def test_what_would_fail_again_is_not_retried(reason, kind):
     made = dispatched()
     end, fail = made.leg_failed(P, reason, "x", 1.0)
     assert told([end]) == {"d1": R.PEER_ABORTED}
-    assert fail.failure.kind is FailureKind.INTERNAL
+    assert fail.failure.kind is kind
 
 
 def test_a_leg_aborted_by_its_peer_leaves_time_for_the_cause():
@@ -161,21 +169,21 @@ def test_a_leg_aborted_by_its_peer_leaves_time_for_the_cause():
 def test_a_leg_aborted_by_its_peer_without_a_cause_is_retried():
     made = dispatched()
     made.leg_failed(D, R.PEER_ABORTED, "", 1.0)
-    made.tokens(P, 0, (10,), None, 1.1)
+    tokens(made, P, 0, (10,), None, 1.1)
     assert isinstance(made.tick(1.4)[-1], Retry)
 
 
 def test_decode_released_before_the_last_bootstrap_token_is_no_fault():
     made = dispatched()
     assert made.leg_failed(D, R.FINISHED, "", 1.0) == []
-    deliver, end = made.tokens(P, 0, (10,), STOP, 1.1)
+    deliver, end = tokens(made, P, 0, (10,), STOP, 1.1)
     assert deliver == Deliver((10,), STOP)
     assert told([end]) == {}
 
 
 def test_a_missing_token_is_waited_for_and_then_retried():
     made = dispatched()
-    made.tokens(D, 1, (11,), None, 1.0)
+    tokens(made, D, 1, (11,), None, 1.0)
     assert made.tick(1.5) == []
     end, retry = made.tick(2.1)
     assert told([end]) == {"p1": R.PEER_ABORTED, "d1": R.PEER_ABORTED}
@@ -286,17 +294,18 @@ def test_merge_yields_each_position_once_and_in_order(batches, length):
         if position > length:
             continue
         ends = LENGTH if position + len(ids) == length else None
-        merged, finish = merge.push(position, ids, ends)
-        out += merged
+        merged = merge.push(RoomTokens(bytes(16), position, ids, ends))
+        finish = merged.finish
+        out += merged.token_ids
         assert out == list(range(merge.next))
         finished = finish or finished
         if finished:
             break
     assert (finished is not None) == (merge.next == length)
     if not finished:
-        merged, finish = merge.push(0, tuple(range(length)), LENGTH)
-        assert out + list(merged) == list(range(length))
-        assert finish is LENGTH
+        merged = merge.push(RoomTokens(bytes(16), 0, tuple(range(length)), LENGTH))
+        assert out + list(merged.token_ids) == list(range(length))
+        assert merged.finish is LENGTH
 
 
 class World:
@@ -371,7 +380,7 @@ class World:
             end = min(start + 1 + number % 3, self.length)
         finish = LENGTH if end == self.length else None
         ids = tuple(range(start, end))
-        self.carry_out(self.request.tokens(leg.peer.ref, start, ids, finish, self.now))
+        self.carry_out(tokens(self.request, leg.peer.ref, start, ids, finish, self.now))
 
 
 @settings(max_examples=300, deadline=None)
