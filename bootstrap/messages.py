@@ -2,10 +2,11 @@
 
 Who sends what to whom:
 
-    balancer  -> P, D      PrefillDispatch, DecodeDispatch, AbortRoom
+    balancer  -> P, D      PrefillDispatch, DecodeDispatch, AbortRoom,
+                           FlushCache, SetLogLevel
     P         -> D         PrefillStarted, HandoffRecord, AbortRoom, WriterStopped
     D         -> P         Manifest, HandoffAccepted, AbortRoom
-    P, D      -> balancer  TokenBatch, LegFailed, LegProgress
+    P, D      -> balancer  TokenBatch, LegFailed, LegProgress, CommandAnswered
     everyone <-> bootstrap Register, Heartbeat, Unregister, Evict, Subscribe / Registered,
                            RegisterAgain, Ended, Subscribed, Snapshot, MemberJoined, MemberLeft,
                            LoadReport
@@ -14,7 +15,7 @@ Times cross the wire as remaining seconds, never as clock readings: hosts share 
 """
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -216,6 +217,33 @@ class LegProgress(_Message, frozen=True):
     stages: Annotated[dict[Room, Stage], Meta(max_length=MAX_ROOMS)]
 
 
+# --- an administrator's commands --------------------------------------------------------------
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+CommandId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+class FlushCache(_Message, frozen=True):
+    """Forget every cached block. Refused while a room is here or any page is live."""
+
+    command: CommandId
+
+
+class SetLogLevel(_Message, frozen=True):
+    """Log from `level` on, a name of the `logging` module's in lower case."""
+
+    command: CommandId
+    level: LogLevel
+
+
+class CommandAnswered(_Message, frozen=True):
+    """`command` was carried out, unless `refusal` says why it was not."""
+
+    command: CommandId
+    refusal: Text = ""
+    num_blocks: Gauge = 0
+
+
 # --- membership ------------------------------------------------------------------------------
 
 
@@ -392,6 +420,7 @@ class LoadReport(_Message, frozen=True):
 Message = (
     PrefillDispatch | DecodeDispatch | PrefillStarted | Manifest | HandoffRecord | HandoffAccepted
     | AbortRoom | WriterStopped | TokenBatch | LegFailed | LegProgress
+    | FlushCache | SetLogLevel | CommandAnswered
     | Register | Registered | Heartbeat | RegisterAgain | Ended | Unregister | Evict | Subscribe
     | Subscribed | Snapshot | MemberJoined | MemberLeft | LoadReport
 )  # fmt: skip

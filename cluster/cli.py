@@ -8,7 +8,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from bootstrap.errors import ConfigError, PdserveError
@@ -17,7 +16,8 @@ from cluster import logs
 from cluster.balancer.settings import LOG_LEVELS, BalancerSettings
 from cluster.endpoint import DEFAULT_URL
 from cluster.processes import die_with_parent
-from cluster.settings import ClusterSettings, load
+from cluster.settings import ENDPOINT_HELP, ClusterSettings, load
+from cluster.version import installed_version
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -58,6 +58,7 @@ _BALANCER_HELP = {
     "silence_s": "a worker that says nothing of a request for so long has lost it",
     "shutdown_grace_s": "how long streams may go on after SIGTERM",
     "num_text_threads": "threads that tokenize",
+    **ENDPOINT_HELP,
     "log_level": f"one of {', '.join(LOG_LEVELS)}",
 }
 
@@ -98,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"pdserve {_version()}")
+    parser.add_argument("--version", action="version", version=f"pdserve {installed_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_up(commands)
     _add_status(commands)
@@ -236,10 +237,3 @@ def _balancer(arguments: dict[str, Any]) -> int:
 
     run_balancer(settings)
     return 0
-
-
-def _version() -> str:
-    try:
-        return version("pdserve")
-    except PackageNotFoundError:  # a source tree that is not installed
-        return "0 (not installed)"

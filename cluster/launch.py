@@ -13,6 +13,8 @@ from pathlib import Path
 from bootstrap.errors import ConfigError, RemoteFault
 from bootstrap.identity import Role
 from cluster import logs, runtime
+from cluster.api.keys import KeyFile
+from cluster.api.tls import uvicorn_tls
 from cluster.guard import Guard
 from cluster.processes import adopt_orphans, descendants, end_descendants
 from cluster.progress import Progress
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 
 def up(settings: ClusterSettings) -> int:
     """Serve until SIGINT or SIGTERM; the exit code. Raises ConfigError before anything starts."""
+    _check_files(settings)
     runtime.running()  # removes what dead ones left
     if not runtime.port_is_free(settings.host, settings.port):
         raise ConfigError(f"port={settings.port}: already in use on {settings.host}")
@@ -48,6 +51,15 @@ def up(settings: ClusterSettings) -> int:
         folder.remove()
         if left:
             print(f"pdserve: still running: {left}", file=sys.stderr)
+
+
+def _check_files(settings: ClusterSettings) -> None:
+    """Raise ConfigError for keys and certificates that the endpoint could not use."""
+    for name in ("api_key_file", "admin_key_file"):
+        path = getattr(settings, name)
+        if path is not None:
+            KeyFile(name, path)
+    uvicorn_tls(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_key_password_file)
 
 
 def _serve(settings: ClusterSettings, folder: RuntimeFolder, signals: StopSignals) -> int:

@@ -7,8 +7,10 @@ supervises alive. Knows nothing of terminals.
 import http.client
 import logging
 import os
+import ssl
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from cluster.bootstrap_host import WORKER_ID as BOOTSTRAP_ID
 from cluster.bootstrap_host import BootstrapSettings
 from cluster.progress import Progress
 from cluster.runtime import RuntimeFolder, SupervisedWorker
-from cluster.settings import ClusterSettings, EngineIdentity
+from cluster.settings import BalancerIdentity, ClusterSettings, EngineIdentity
 from cluster.signals import StopSignals
 from engine.model_source import DEMO
 from engine.settings import EngineSettings
@@ -63,7 +65,8 @@ class RunningCluster:
     def url(self) -> str:
         """Where clients on this machine reach it."""
         host = _local(self.settings.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.settings.port}"
+        scheme = "http" if self.settings.ssl_certfile is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.settings.port}"
 
     def start(self, progress: Progress) -> None:
         """Begin to start everything; returns when Ray runs and the rest is on its way."""
@@ -109,9 +112,7 @@ class RunningCluster:
 
     def is_ready(self) -> bool:
         """Whether the balancer has a pair that can serve."""
-        connection = http.client.HTTPConnection(
-            _local(self.settings.host), self.settings.port, timeout=_READY_TIMEOUT_S
-        )
+        connection = self._connection()
         try:
             connection.request("GET", "/ready")
             ready = connection.getresponse().status == http.HTTPStatus.OK
@@ -131,25 +132,34 @@ class RunningCluster:
             _wait_for(self._supervisor_has_ended, _SUPERVISOR_STOP_S, signals)
         ray_session.leave()
 
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = _local(self.settings.host), self.settings.port
+        if self.settings.ssl_certfile is None:
+            return http.client.HTTPConnection(host, port, timeout=_READY_TIMEOUT_S)
+        context = ssl.create_default_context()
+        context.check_hostname = False  # the certificate is for the name that clients use
+        context.verify_mode = ssl.CERT_NONE
+        return http.client.HTTPSConnection(host, port, timeout=_READY_TIMEOUT_S, context=context)
+
     def _supervisor_has_ended(self) -> bool:
         import ray
 
         return bool(ray.wait([self._run], timeout=0)[0])
 
     def _start_balancer(self) -> None:
-        settings = self.settings
+        identity = BalancerIdentity(
+            model_dir=self._model_dir,
+            model_name=self.model_name,
+            bootstrap=self._bootstrap,
+            bind_host=self._bind_host,
+            secret_file=self._secret_file,
+            shutdown_grace_s=STREAM_GRACE_S,
+        )
+        values = asdict(self.settings.balancer(identity))
         arguments = [
-            *("--bootstrap", self._bootstrap),
-            *("--model-dir", self._model_dir),
-            *("--model-name", self.model_name),
-            *("--bind-host", self._bind_host),
-            *("--host", settings.host),
-            *("--port", str(settings.port)),
-            *("--max-attempts", str(settings.max_attempts)),
-            *("--secret-file", self._secret_file),
-            *("--shutdown-grace-s", str(STREAM_GRACE_S)),
-            *("--log-level", settings.log_level),
-            *("--die-with", str(os.getpid())),
+            f"--{name.replace('_', '-')}={value}"
+            for name, value in {**values, "die_with": os.getpid()}.items()
+            if value is not None
         ]
         self._balancer = BalancerChild(arguments, time.monotonic())
         self._balancer.tend(time.monotonic())

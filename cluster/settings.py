@@ -12,12 +12,25 @@ from typing import Any
 import yaml
 
 from bootstrap.errors import ConfigError
-from cluster.balancer.settings import LOG_LEVELS
+from cluster.balancer.settings import LOG_LEVELS, BalancerSettings
 from engine.settings import BACKENDS, DEVICES, DTYPES, EngineSettings
 
 MAX_WORKERS_PER_ROLE = 1024
 
 _ENGINE_DEFAULTS = {f.name: f.default for f in fields(EngineSettings)}
+_BALANCER_DEFAULTS = {f.name: f.default for f in fields(BalancerSettings)}
+
+# Keys of the endpoint that go to the balancer as they are.
+ENDPOINT_HELP = {
+    "api_key_file": "keys of clients, one on each line, # for comments; read again when it changes"
+    " (default: no key is needed)",
+    "admin_key_file": "keys for /admin routes, as in the other file (default: no such routes)",
+    "max_request_bytes": "largest request body",
+    "allowed_origins": "web origins whose pages may call, parted by commas, or * (default: none)",
+    "ssl_certfile": "certificate chain in PEM, for HTTPS (default: HTTP)",
+    "ssl_keyfile": "its private key in PEM (default: in the certificate's file)",
+    "ssl_key_password_file": "file whose first line is the key's password",
+}
 
 
 def _key(default: Any, group: str, text: str, metavar: str = "N") -> Any:
@@ -26,6 +39,10 @@ def _key(default: Any, group: str, text: str, metavar: str = "N") -> Any:
 
 def _engine_key(name: str, group: str, text: str, metavar: str = "N") -> Any:
     return _key(_ENGINE_DEFAULTS[name], group, text, metavar)
+
+
+def _endpoint_key(name: str, metavar: str = "FILE") -> Any:
+    return _key(_BALANCER_DEFAULTS[name], "endpoint", ENDPOINT_HELP[name], metavar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +85,13 @@ class ClusterSettings:
     host: str = _key("127.0.0.1", "endpoint", "address that clients connect to", "ADDR")
     port: int = _key(8000, "endpoint", "port that clients connect to")
     max_attempts: int = _key(3, "endpoint", "most engine pairs tried for one request")
+    api_key_file: str | None = _endpoint_key("api_key_file")
+    admin_key_file: str | None = _endpoint_key("admin_key_file")
+    max_request_bytes: int = _endpoint_key("max_request_bytes", "N")
+    allowed_origins: str | None = _endpoint_key("allowed_origins", "ORIGINS")
+    ssl_certfile: str | None = _endpoint_key("ssl_certfile")
+    ssl_keyfile: str | None = _endpoint_key("ssl_keyfile")
+    ssl_key_password_file: str | None = _endpoint_key("ssl_key_password_file")
 
     ray_address: str = _key(
         "local",
@@ -108,6 +132,7 @@ class ClusterSettings:
                 " needed that holds the same secret on every host"
             )
         self.engine(_ANY_ENGINE)
+        self.balancer(_ANY_BALANCER)
 
     @property
     def owns_ray(self) -> bool:
@@ -126,6 +151,14 @@ class ClusterSettings:
         chosen = {name: value for name, value in shared.items() if name not in own}
         return EngineSettings(**asdict(identity), **chosen)
 
+    def balancer(self, identity: "BalancerIdentity") -> BalancerSettings:
+        """The settings of the load balancer."""
+        own = {f.name for f in fields(BalancerIdentity)}
+        shared = [name for name in _BALANCER_DEFAULTS if name in _KEYS and name not in own]
+        return BalancerSettings(
+            **asdict(identity), **{name: getattr(self, name) for name in shared}
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineIdentity:
@@ -139,6 +172,18 @@ class EngineIdentity:
     secret_file: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalancerIdentity:
+    """What a load balancer is told beside the cluster's keys."""
+
+    model_dir: str
+    model_name: str
+    bootstrap: str
+    bind_host: str
+    secret_file: str | None
+    shutdown_grace_s: float
+
+
 _KEYS: dict[str, Field[Any]] = {entry.name: entry for entry in fields(ClusterSettings)}
 
 _ANY_ENGINE = EngineIdentity(
@@ -148,6 +193,16 @@ _ANY_ENGINE = EngineIdentity(
     bootstrap="tcp://127.0.0.1:1",
     bind_host="127.0.0.1",
     secret_file=None,
+)
+
+
+_ANY_BALANCER = BalancerIdentity(
+    model_dir="any",
+    model_name="any",
+    bootstrap="tcp://127.0.0.1:1",
+    bind_host="127.0.0.1",
+    secret_file=None,
+    shutdown_grace_s=0.0,
 )
 
 

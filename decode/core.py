@@ -12,6 +12,7 @@ from bootstrap.messages import (
     AbortRoom,
     DecodeDispatch,
     FailureReason,
+    FlushCache,
     HandoffAccepted,
     HandoffRecord,
     LegFailed,
@@ -32,6 +33,7 @@ from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown
 from decode.quarantine import Quarantine
 from decode.request import STAGES, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
+from engine.commands import flush_cache
 from engine.core import PeerJoined, PeerLeft, Post, Received, StepPlan, StepResult, SwapIn
 from engine.limits import EngineLimits
 from engine.step import NumericalFault, SampledToken
@@ -150,6 +152,9 @@ class DecodeCore:
             self._aborted(sender, message, now)
         elif isinstance(message, WriterStopped):
             self._writer_stopped(sender, message.room, message.epoch)
+        elif isinstance(message, FlushCache):
+            answer = flush_cache(message, self.scheduler.ledger, len(self._rooms))
+            self._out.append(Post(sender, answer))
 
     def _accept(self, dispatch: DecodeDispatch, now: float) -> None:
         if dispatch.room in self._tombstones or dispatch.room in self._rooms:

@@ -21,7 +21,7 @@ from bootstrap.directory import DirectoryEvent, Fenced, Joined, Left
 from bootstrap.errors import RemoteFault
 from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
 from bootstrap.mailbox import Mailbox
-from bootstrap.messages import Message, WorkerInfo, WorkerLoad
+from bootstrap.messages import CommandAnswered, Message, SetLogLevel, WorkerInfo, WorkerLoad
 from bootstrap.security import Security
 from engine.assembly import EngineParts, OnStage, build_engine, published_limits
 from engine.core import EngineCore
@@ -160,7 +160,7 @@ class EngineHost:
         settings = self.settings
         security = Security.from_file(settings.secret_file) if settings.secret_file else None
         self._pump = TransferPump(parts.backend, self._role.on_written)
-        self._mailbox = Mailbox(self.ref, settings.bind_host, self._role.on_message, security)
+        self._mailbox = Mailbox(self.ref, settings.bind_host, self._on_message, security)
         self._links = Links(
             post=self._mailbox.post,
             put=self._loop.inbox.put,
@@ -205,6 +205,14 @@ class EngineHost:
             self._crash = error
         finally:
             self._ended.set()
+
+    def _on_message(self, sender: Peer, message: Message) -> None:
+        """On the mailbox's thread."""
+        if isinstance(message, SetLogLevel):
+            logging.getLogger().setLevel(message.level.upper())
+            self._mailbox.post(sender, CommandAnswered(message.command))
+        else:
+            self._role.on_message(sender, message)
 
     def _on_member(self, event: DirectoryEvent) -> None:
         if isinstance(event, Joined):

@@ -13,6 +13,7 @@ from bootstrap.identity import Peer
 from bootstrap.messages import (
     AbortRoom,
     FailureReason,
+    FlushCache,
     HandoffRecord,
     LegFailed,
     LegProgress,
@@ -28,6 +29,7 @@ from bootstrap.messages import (
 )
 from bootstrap.recent_rooms import RecentRooms
 from bootstrap.sampling import FinishReason
+from engine.commands import flush_cache
 from engine.core import Post, Received, StepPlan, StepResult
 from engine.limits import EngineLimits
 from engine.step import NumericalFault, SampleAt, SampledToken, SequenceChunk
@@ -78,6 +80,9 @@ class PrefillCore:
                 self._accept(message, now)
             elif isinstance(message, AbortRoom):
                 self._aborted(event.sender, message, now)
+            elif isinstance(message, FlushCache):
+                answer = flush_cache(message, self.ledger, len(self._rooms))
+                self._out.append(Post(event.sender, answer))
         elif isinstance(event, TransferClosed):
             self._transfer_closed(event.room, now)
         elif isinstance(event, TransferFailed):

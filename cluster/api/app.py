@@ -6,27 +6,66 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from bootstrap.errors import RemoteFault
-from cluster.api import chat, completions, models, operations
+from cluster.api import (
+    admin,
+    chat,
+    completions,
+    models,
+    operations,
+    server_info,
+    tokenize,
+    version,
+)
+from cluster.api.access import Access, Keys
+from cluster.api.bodies import Bodies
 from cluster.api.errors import ApiError, api_error, invalid_body
+from cluster.api.openapi import ERROR_RESPONSES, describe
 from cluster.api.request_ids import RequestIds
+from cluster.balancer.administration import Administration
 from cluster.balancer.dispatcher import Dispatcher
+from cluster.balancer.settings import BalancerSettings
+from cluster.version import installed_version
 
 
-def create_app(dispatcher: Dispatcher) -> FastAPI:
+def create_app(dispatcher: Dispatcher, keys: Keys) -> FastAPI:
     """The application over a running dispatcher, whose life is its owner's concern."""
-    app = FastAPI(title="pdserve", openapi_url=None)
+    app = FastAPI(
+        title="pdserve",
+        version=installed_version(),
+        docs_url=None,  # their pages load scripts from elsewhere
+        redoc_url=None,
+        responses=ERROR_RESPONSES,
+    )
     app.state.dispatcher = dispatcher
+    app.state.administration = Administration(dispatcher)
     app.state.started_at = int(time.time())
-    for module in (chat, completions, models, operations):
+    for module in (chat, completions, models, operations, tokenize, version, server_info, admin):
         app.include_router(module.router)
+    describe(app)
     app.add_exception_handler(RemoteFault, _remote_fault)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _bug)
-    app.add_middleware(RequestIds)
+    _add_middleware(app, dispatcher.settings, keys)
     return app
+
+
+def _add_middleware(app: FastAPI, settings: BalancerSettings, keys: Keys) -> None:
+    """The last one added is the first to see a request."""
+    app.add_middleware(Bodies, max_bytes=settings.max_request_bytes)
+    app.add_middleware(Access, keys=keys)
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.add_middleware(RequestIds)
 
 
 def _answer(error: ApiError) -> Response:
@@ -45,9 +84,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _answer(
-        ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-    )
+    text = f"{request.method} {request.url.path}: {error.detail}"
+    return _answer(ApiError(error.status_code, text, headers=error.headers))
 
 
 async def _bug(request: Request, error: Exception) -> Response:

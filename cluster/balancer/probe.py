@@ -10,6 +10,7 @@ from cluster.balancer.dispatcher import Dispatcher
 from cluster.balancer.generation import GenerationFailed
 from cluster.balancer.instructions import FailureKind
 from cluster.balancer.request import RequestSpec
+from cluster.balancer.text import TextRules
 
 READY_INTERVAL_S = 5.0
 UNREADY_INTERVAL_S = 0.3
@@ -28,7 +29,8 @@ async def probe_forever(dispatcher: Dispatcher, prompt: tuple[int, ...]) -> None
         dispatcher.members_changed.clear()
         pools = dispatcher.core.members.pools
         now = time.monotonic()
-        if pools and dispatcher.readiness.unproven_reason(pools, now, READY_INTERVAL_S):
+        proven = not dispatcher.readiness.unproven_reason(pools, now, READY_INTERVAL_S)
+        if pools and not proven and not dispatcher.paused:
             await _probe(dispatcher, prompt, number)
         ready = dispatcher.unready_reason() is None
         wait_s = READY_INTERVAL_S if ready else UNREADY_INTERVAL_S
@@ -39,7 +41,7 @@ async def probe_forever(dispatcher: Dispatcher, prompt: tuple[int, ...]) -> None
 async def _probe(dispatcher: Dispatcher, prompt: tuple[int, ...], number: int) -> None:
     sampling = SamplingParams(seed=0, max_tokens=NUM_TOKENS, temperature=0.0)
     spec = RequestSpec(f"probe-{number}", prompt, sampling)
-    generation = dispatcher.submit([spec], (), TIMEOUT_S, counted=False)
+    generation = dispatcher.submit([spec], TextRules(), TIMEOUT_S, counted=False)
     try:
         async for _ in generation.deltas():
             pass

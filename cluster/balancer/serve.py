@@ -15,7 +15,9 @@ import uvicorn
 import uvloop
 
 from bootstrap.errors import ConfigError
+from cluster.api.access import Keys
 from cluster.api.app import create_app
+from cluster.api.tls import uvicorn_tls
 from cluster.balancer.dispatcher import Dispatcher
 from cluster.balancer.probe import probe_forever
 from cluster.balancer.settings import BalancerSettings
@@ -35,28 +37,33 @@ def run_balancer(settings: BalancerSettings) -> None:
     """
     tokenizer = Tokenizer(settings.model_dir)
     listener = listen(settings.host, settings.port)
-    signals = StopSignals()
+    signals = Signals()
     try:
-        uvloop.run(serve(settings, tokenizer, listener, signals.stops))
+        uvloop.run(serve(settings, tokenizer, listener, signals.reach))
     finally:
         signals.restore()
         listener.close()
 
 
-class StopSignals:
-    """SIGTERM and SIGINT ask the server to stop, also before it has begun.
+class Signals:
+    """SIGTERM and SIGINT ask the server to stop, also before it has begun; SIGHUP to read its keys.
 
-    uvicorn has handlers of its own while it serves, and raises the signal again after that.
+    uvicorn has handlers of its own for the first two while it serves, and raises the signal again
+    after that.
     """
 
     def __init__(self) -> None:
         self._asked = False
-        self._server: uvicorn.Server | None = None
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        self._previous = {number: signal.signal(number, self._stop) for number in numbers}
+        self._server: BalancerServer | None = None
+        handlers = {
+            signal.SIGTERM: self._stop,
+            signal.SIGINT: self._stop,
+            signal.SIGHUP: self._reload,
+        }
+        self._previous = {number: signal.signal(number, do) for number, do in handlers.items()}
 
-    def stops(self, server: uvicorn.Server) -> None:
-        """The server that signals stop."""
+    def reach(self, server: "BalancerServer") -> None:
+        """The server that signals are for."""
         self._server = server
         server.should_exit = self._asked
 
@@ -69,6 +76,10 @@ class StopSignals:
         self._asked = True
         if self._server is not None:
             self._server.should_exit = True
+
+    def _reload(self, signum: int, frame: FrameType | None) -> None:
+        if self._server is not None:
+            self._server.reload_keys()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -84,18 +95,20 @@ async def serve(
     settings: BalancerSettings,
     tokenizer: Tokenizer,
     listener: socket.socket,
-    on_server: Callable[[uvicorn.Server], None],
+    on_server: "Callable[[BalancerServer], None]",
 ) -> None:
     """Serve on `listener` until a signal, or until `should_exit` of the server given to `on_server`."""
+    keys = Keys.of(settings)
     dispatcher = Dispatcher(settings, tokenizer)
     try:
         dispatcher.start()
-        server = _Server(dispatcher)
+        server = BalancerServer(dispatcher, keys)
         on_server(server)
         prompt = await dispatcher.text.encode(PROBE_TEXT)
         probe = asyncio.create_task(probe_forever(dispatcher, prompt), name="balancer-probe")
         address = "{}:{}".format(*listener.getsockname()[:2])
-        log.info("serving %s at http://%s", settings.model_name, address)
+        scheme = "http" if settings.ssl_certfile is None else "https"
+        log.info("serving %s at %s://%s", settings.model_name, scheme, address)
         try:
             await server.serve([listener])
         finally:
@@ -104,14 +117,19 @@ async def serve(
         await dispatcher.stop()
 
 
-class _Server(uvicorn.Server):
+class BalancerServer(uvicorn.Server):
     """Gives streams their grace once it is asked to stop, and no longer."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, keys: Keys) -> None:
         self._dispatcher = dispatcher
-        grace_s = dispatcher.settings.shutdown_grace_s
+        self._keys = keys
+        settings = dispatcher.settings
+        grace_s = settings.shutdown_grace_s
         config = uvicorn.Config(
-            create_app(dispatcher),
+            create_app(dispatcher, keys),
+            **uvicorn_tls(
+                settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_key_password_file
+            ),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -120,13 +138,17 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
 
+    def reload_keys(self) -> None:
+        """Read the key files again."""
+        self._keys.reload()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn, once."""
         dispatcher = self._dispatcher
         dispatcher.stopping = True
         loop = asyncio.get_running_loop()
         grace_s = dispatcher.settings.shutdown_grace_s
-        late = loop.call_later(grace_s, dispatcher.abandon, "the load balancer stops")
+        late = loop.call_later(grace_s, dispatcher.close, "the load balancer stops")
         try:
             await super().shutdown(sockets)
         finally:

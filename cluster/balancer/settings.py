@@ -1,10 +1,13 @@
 """The load balancer's settings: read once, checked once, never changed."""
 
+import re
 from dataclasses import dataclass
 
 from bootstrap.errors import ConfigError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_ORIGIN = re.compile(r"https?://[^\s/?#]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +17,12 @@ class BalancerSettings:
     `host` and `port` are where clients connect (port 0: the system picks), `bind_host` where workers
     send tokens to. `model_dir` holds the tokenizer; `model_name` is what clients ask for. A request
     without an answer after `request_timeout_s` fails; `pair_wait_s` bounds the waits for a pair of
-    workers in it. At a stop, streams may go on for `shutdown_grace_s`.
+    workers in it. At a stop, streams may go on for `shutdown_grace_s`. A stream's second and later
+    events hold at least `stream_interval` tokens each.
+
+    Without `api_key_file` everybody may ask; without `admin_key_file` there are no administrators'
+    routes. `allowed_origins` are web origins, parted by commas, whose pages may call the API; `*` is
+    every one. With `ssl_certfile` the endpoint speaks HTTPS alone.
     """
 
     host: str
@@ -30,6 +38,14 @@ class BalancerSettings:
     silence_s: float = 30.0
     shutdown_grace_s: float = 10.0
     num_text_threads: int = 2
+    stream_interval: int = 1
+    api_key_file: str | None = None
+    admin_key_file: str | None = None
+    max_request_bytes: int = 32 << 20
+    allowed_origins: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_key_password_file: str | None = None
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -44,7 +60,22 @@ class BalancerSettings:
             ("silence_s", 1, 3600),
             ("shutdown_grace_s", 0, 600),
             ("num_text_threads", 1, 64),
+            ("stream_interval", 1, 1024),
+            ("max_request_bytes", 1 << 10, 1 << 30),
         ):
             value = getattr(self, key)
             if not low <= value <= high:
                 raise ConfigError(f"{key}={value}: allowed are {low} to {high}")
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_key_password_file):
+            raise ConfigError("ssl_certfile=None: a key needs its certificate's file")
+        for origin in self.origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"allowed_origins={self.allowed_origins!r}: allowed are * and"
+                    " http(s)://HOST[:PORT], parted by commas"
+                )
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The allowed origins, one by one."""
+        return tuple(o.strip() for o in (self.allowed_origins or "").split(",") if o.strip())

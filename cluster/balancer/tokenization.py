@@ -23,13 +23,24 @@ class Tokenization:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="text")
         self._stop_ids: OrderedDict[tuple[str, ...], tuple[int, ...]] = OrderedDict()
 
-    async def encode(self, text: str) -> tuple[int, ...]:
+    async def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A completion prompt's ids."""
-        return tuple(await self._run(lambda: self.tokenizer.encode(text)))
+        return tuple(await self._run(lambda: self.tokenizer.encode(text, add_special_tokens)))
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """A conversation's ids, up to where the answer begins; raises BadTemplateInput."""
-        return tuple(await self._run(lambda: self.tokenizer.apply_chat_template(messages)))
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of many ids, special tokens included."""
+        return await self._run(lambda: self.tokenizer.decode(token_ids, False))
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], **variables: Any
+    ) -> tuple[int, ...]:
+        """A conversation's ids, up to where the answer begins; raises BadTemplateInput.
+
+        `variables` are those of `Tokenizer.apply_chat_template`.
+        """
+        tokenizer = self.tokenizer
+        work = lambda: tokenizer.apply_chat_template(messages, **variables)  # noqa: E731
+        return tuple(await self._run(work))
 
     async def stop_ids(self, stops: tuple[str, ...]) -> tuple[int, ...]:
         """Ids whose own text holds one of `stops`; remembered for the sets seen last."""

@@ -8,7 +8,7 @@ import pytest
 
 from bootstrap.errors import ConfigError
 from cluster.cli import run
-from cluster.settings import ClusterSettings, EngineIdentity, load
+from cluster.settings import BalancerIdentity, ClusterSettings, EngineIdentity, load
 
 
 def config(tmp_path: Path, text: str) -> str:
@@ -40,6 +40,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ("decode: 0", r"decode=0: allowed are 1 to"),
         ("block_size: 0", r"block_size=0: allowed are 1 to"),
         ("log_level: loud", r"log_level='loud': allowed are debug, info"),
+        ("max_request_bytes: 1", r"max_request_bytes=1: allowed are 1024 to"),
+        ("allowed_origins: a.example", r"allowed_origins='a.example': allowed are \* and http"),
+        ("ssl_keyfile: key.pem", r"ssl_certfile=None: a key needs its certificate"),
         ("model: ''", r"model='': a value"),
         ("ray_address: auto", r"secret_file=None: with ray_address='auto'"),
         ("- a list", r"a mapping of keys"),
@@ -69,6 +72,22 @@ def test_an_engine_gets_the_clusters_keys_and_its_own_identity() -> None:
     assert (engine.worker_id, engine.secret_file) == ("prefill-0", "/s")
 
 
+def test_the_balancer_gets_the_endpoints_keys_and_its_own_identity() -> None:
+    settings = ClusterSettings(port=9000, api_key_file="/k", allowed_origins="*", max_attempts=5)
+    balancer = settings.balancer(
+        BalancerIdentity(
+            model_dir="/m",
+            model_name="m",
+            bootstrap="tcp://127.0.0.1:20000",
+            bind_host="127.0.0.1",
+            secret_file="/s",
+            shutdown_grace_s=3.0,
+        )
+    )
+    assert (balancer.port, balancer.api_key_file, balancer.max_attempts) == (9000, "/k", 5)
+    assert (balancer.origins, balancer.secret_file) == (("*",), "/s")
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[ClusterSettings]:
     """Settings with which the command line would have started a cluster."""
@@ -89,6 +108,8 @@ def test_every_key_is_a_flag(launched: list[ClusterSettings]) -> None:
         "log_level": "debug",
         "device": "cpu",
         "prefix_caching": False,
+        "max_request_bytes": 7000,
+        "allowed_origins": "https://a.example, http://b.example:8080",
     }
     flags = []
     for entry in fields(ClusterSettings):

@@ -1,0 +1,102 @@
+"""Who may ask what: keys of clients and of administrators, checked before a body is read.
+
+Owns which paths are open. Without a key file clients need no key; without an administrators' key file
+there are no administrators' routes at all.
+"""
+
+from dataclasses import dataclass
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cluster.api.errors import ApiError
+from cluster.api.keys import KeyFile
+from cluster.balancer.settings import BalancerSettings
+
+ADMIN_PREFIX = "/admin/"
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+
+_BEARER = "bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Both kinds of keys; None where no file is set."""
+
+    clients: KeyFile | None = None
+    admins: KeyFile | None = None
+
+    @classmethod
+    def of(cls, settings: BalancerSettings) -> "Keys":
+        """Read the files; raises ConfigError."""
+        return cls(
+            _key_file("api_key_file", settings.api_key_file),
+            _key_file("admin_key_file", settings.admin_key_file),
+        )
+
+    def reload(self) -> None:
+        """Read all files again."""
+        for keys in (self.clients, self.admins):
+            if keys is not None:
+                keys.reload()
+
+    def refusal(self, path: str, given: str | None) -> ApiError | None:
+        """Why a request for `path` with the key `given` is refused, or None when it is not."""
+        if path in OPEN_PATHS:
+            return None
+        if path.startswith(ADMIN_PREFIX):
+            return self._admin_refusal(path, given)
+        if self.clients is None or (given is not None and self.clients.allows(given)):
+            return None
+        return _unauthorized(given)
+
+    def _admin_refusal(self, path: str, given: str | None) -> ApiError | None:
+        if self.admins is None:
+            return ApiError(404, f"{path}: Not Found")
+        if given is None:
+            return _unauthorized(given)
+        if self.admins.allows(given):
+            return None
+        if self.clients is not None and self.clients.allows(given):
+            return ApiError(403, "This key may not administer the server.", code="forbidden")
+        return _unauthorized(given)
+
+
+class Access:
+    """ASGI middleware: what is refused reaches no handler, and its body is never read."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        app: ASGIApp = self._app
+        if scope["type"] == "http":
+            error = self._keys.refusal(scope["path"], given_key(scope))
+            if error is not None:
+                app = JSONResponse(error.body, error.status, error.headers)
+        await app(scope, receive, send)
+
+
+def given_key(scope: Scope) -> str | None:
+    """The key of `Authorization: Bearer KEY`, or None."""
+    for name, value in scope["headers"]:
+        text: str = value.decode("latin-1")
+        if name == b"authorization" and text.lower().startswith(_BEARER):
+            return text[len(_BEARER) :].strip() or None
+    return None
+
+
+def _unauthorized(given: str | None) -> ApiError:
+    message = "Incorrect API key provided."
+    if given is None:
+        message = (
+            "You didn't provide an API key. Send one in an Authorization header, as"
+            " 'Authorization: Bearer KEY'."
+        )
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _key_file(name: str, path: str | None) -> KeyFile | None:
+    return None if path is None else KeyFile(name, path)
