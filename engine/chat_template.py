@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -41,11 +41,17 @@ class ChatTemplate:
 
         Raises ConfigError for a template that does not compile.
         """
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self._variables = meta.find_undeclared_variables(environment.parse(source))
         except TemplateSyntaxError as error:
             raise ConfigError(f"chat_template: line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template's text depends on `variable`, such as `tools`."""
+        return variable in self._variables
 
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The text of a conversation, up to where the answer begins.

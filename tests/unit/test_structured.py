@@ -1,0 +1,142 @@
+"""Fields that constrain an answer become one grammar, within bounds, or a clear refusal."""
+
+import asyncio
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from bootstrap.sampling import GrammarKind, GrammarSpec
+from cluster.api.errors import ApiError
+from cluster.api.structured import (
+    MAX_DEPTH,
+    StructuredFields,
+    check_grammar,
+    requested_grammar,
+)
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def grammar(**fields):
+    return requested_grammar(StructuredFields.model_validate(fields))[0]
+
+
+def json_schema(schema, **more):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, (GrammarKind.JSON_OBJECT, "")),
+        ({"structured_outputs": {"json_object": True}}, (GrammarKind.JSON_OBJECT, "")),
+        ({"guided_regex": "a+"}, (GrammarKind.REGEX, "a+")),
+        ({"structured_outputs": {"regex": "a+"}}, (GrammarKind.REGEX, "a+")),
+        ({"guided_choice": ["a", "é"]}, (GrammarKind.CHOICE, '["a", "\\u00e9"]')),
+        ({"structured_outputs": {"choice": ["a"]}}, (GrammarKind.CHOICE, '["a"]')),
+        ({"guided_grammar": 'start: "a"'}, (GrammarKind.EBNF, 'start: "a"')),
+        ({"guided_json": SCHEMA}, (GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))),
+        ({"guided_json": json.dumps(SCHEMA)}, (GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))),
+        ({"structured_outputs": {"json": SCHEMA}}, (GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))),
+        (
+            {"response_format": json_schema(SCHEMA, strict=True)},
+            (GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+        ),
+    ],
+)
+def test_each_field_has_its_grammar(fields, expected):
+    assert grammar(**fields) == (None if expected is None else GrammarSpec(*expected))
+
+
+def test_gbnf_is_translated():
+    spec = grammar(guided_grammar='root ::= "a" | [0-9]+')
+    assert spec.kind is GrammarKind.EBNF
+    assert "start:" in spec.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "xml"}},
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": json_schema(SCHEMA) | {"more": 1}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+        {"structured_outputs": {"structural_tag": "x"}},
+        {"guided_choice": []},
+        {"guided_choice": [""]},
+        {"guided_regex": ""},
+        {"guided_regex": "\ud800"},
+        {"guided_json": 5},
+    ],
+)
+def test_shapes_that_are_refused(fields):
+    with pytest.raises(ValidationError):
+        StructuredFields.model_validate(fields)
+
+
+DEEP = {}
+for _ in range(MAX_DEPTH):
+    DEEP = {"items": DEEP}
+CHAIN = {
+    "$defs": {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(400)},
+    "$ref": "#/$defs/d0",
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"guided_json": DEEP}, "deeper"),
+        ({"guided_json": CHAIN}, "unfold"),
+        ({"guided_json": {"enum": ["x" * 200_000]}}, "characters"),
+        ({"guided_json": {"enum": list(range(30_000))}}, "parts"),
+        ({"guided_json": "[" * 100_000}, "not JSON"),
+        ({"guided_json": "5"}, "object"),
+        ({"guided_grammar": "\n".join(f"r{i}: r{i + 1}" for i in range(3000))}, "rules"),
+        ({"guided_grammar": "root ::= ("}, "GBNF"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "Only one"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "Only one"),
+    ],
+)
+def test_bounds(fields, problem):
+    with pytest.raises(ApiError, match=problem) as caught:
+        grammar(**fields)
+    assert caught.value.status == 400
+    assert caught.value.param in fields
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_regex": "(a"},
+        {"guided_grammar": "start: unknown"},
+        {"guided_json": {"type": "objec"}},
+        {"guided_json": {"$ref": "#/nowhere"}},
+        {"guided_json": {"type": "array", "uniqueItems": True}},
+        {"response_format": json_schema({"type": "array", "uniqueItems": True}, strict=True)},
+    ],
+)
+def test_what_is_no_grammar_is_refused(fields):
+    spec, param = requested_grammar(StructuredFields.model_validate(fields))
+    with pytest.raises(ApiError, match=f"Invalid value for '{param}'") as caught:
+        asyncio.run(check_grammar(spec, param))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_regex": "(a|b)+/"},
+        {"guided_choice": ["a", 'é\n"\\']},
+        {"guided_grammar": 'root ::= "a"'},
+        {"guided_json": SCHEMA},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": json_schema({"type": "array", "uniqueItems": True})},
+    ],
+)
+def test_what_is_fine_passes(fields):
+    spec, param = requested_grammar(StructuredFields.model_validate(fields))
+    asyncio.run(check_grammar(spec, param))

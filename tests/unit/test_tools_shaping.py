@@ -1,0 +1,70 @@
+"""Thinking, then text and calls: pieces of a stream add up to the answer taken whole."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.api.shaping import (
+    CallOpened,
+    Reasoning,
+    ShapeRules,
+    WholeAnswer,
+    whole_answer,
+)
+from cluster.api.tools.definitions import ToolFields
+from cluster.api.tools.formats import HERMES
+from cluster.api.tools.parser import CallArguments, Content
+from cluster.api.tools.plan import plan_tools
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def rules(thinking=False, **fields):
+    plan = plan_tools(ToolFields.model_validate({"tools": [TOOL], **fields}), HERMES)
+    return ShapeRules(thinking, plan)
+
+
+def parts(answer: WholeAnswer):
+    return answer.reasoning, answer.content, [(c.name, c.arguments) for c in answer.calls]
+
+
+def test_all_three():
+    text = f"<think>I {CALL}</think>\nSure.\n{CALL}\n{CALL}"
+    assert parts(whole_answer(text, rules())) == (
+        f"I {CALL}",
+        "Sure.",
+        [("f", '{"a": 1}'), ("f", '{"a": 1}')],
+    )
+    assert parts(whole_answer(text, rules(parallel_tool_calls=False)))[2] == [("f", '{"a": 1}')]
+    assert parts(whole_answer(text, ShapeRules())) == ("", text, [])
+    assert parts(whole_answer(CALL, rules(tool_choice="none"))) == ("", CALL, [])
+
+
+def test_pieces_in_order():
+    shaper = rules(thinking=True).shaper()
+    assert shaper.push("Hm.</think>Well") == [Reasoning("Hm."), Content("Well")]
+    opened, arguments = shaper.push(f"\n{CALL}")
+    assert isinstance(opened, CallOpened)
+    assert (opened.index, opened.name) == (0, "f")
+    assert opened.id.startswith("call_")
+    assert arguments == CallArguments(0, '{"a": 1}')
+    assert shaper.finish() == []
+    assert shaper.num_calls == 1
+
+
+FRAGMENTS = st.sampled_from(
+    ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f"}', CALL, " ", "\n", "a"]
+)
+
+
+@given(
+    st.lists(FRAGMENTS, max_size=10).map("".join), st.sampled_from([None, False, True]), st.data()
+)
+def test_pieces_do_not_matter(text, thinking, data):
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6).map(sorted))
+    shaper, answer = rules(thinking).shaper(), WholeAnswer()
+    for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        answer.add(shaper.push(text[a:b]))
+    answer.add(shaper.finish())
+    assert parts(answer) == parts(whole_answer(text, rules(thinking)))
+    assert len({call.id for call in answer.calls}) == shaper.num_calls
