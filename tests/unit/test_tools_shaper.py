@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.api.shaping import (
+from cluster.api.shaper import (
     CallOpened,
     Reasoning,
     ShapeRules,
