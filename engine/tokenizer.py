@@ -7,6 +7,7 @@ Reads `tokenizer.json` with the `tokenizers` library alone: start-up matters, an
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from bootstrap.errors import ConfigError
 from engine.chat_template import BadTemplateInput, ChatTemplate
 from engine.config import ModelConfig
 from engine.model_folder import TOKENIZER_FILE
+from engine.special_text import SpecialText, UnspellableText
+from engine.token_bytes import token_bytes
 
 _SPECIAL_TOKEN_NAMES = (
     "bos_token",
@@ -45,7 +48,8 @@ class Tokenizer:
         settings = _read_settings(folder)
         self.special_tokens = _special_tokens(settings)
         self.eos_token_ids = self._eos_token_ids(ModelConfig.from_dir(folder).eos_token_ids)
-        source = _template_source(folder, settings)
+        self._special_text = SpecialText(self._tokenizer, tuple(self.special_tokens.values()))
+        self.chat_template = source = _template_source(folder, settings)
         self._template = None if source is None else ChatTemplate(source, self.special_tokens)
 
     @property
@@ -57,6 +61,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether `apply_chat_template` can work."""
         return self._template is not None
+
+    def template_reads(self, variable: str) -> bool:
+        """Whether the chat template depends on `variable`, such as `tools`."""
+        return self._template is not None and self._template.reads(variable)
 
     def special_token_id(self, name: str) -> int | None:
         """The id of `bos_token`, `pad_token` and so on, where the model has one."""
@@ -71,17 +79,50 @@ class Tokenizer:
         """Text of ids; broken UTF-8 and ids beyond the vocabulary raise nothing."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """What an id stands for, perhaps a part of a character; nothing beyond the vocabulary."""
+        table = self._token_bytes
+        return table[token_id] if token_id < len(table) else b""
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Each id as the vocabulary spells it; nothing for ids that it skips."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_special_tokens: bool = False,
+        **variables: Any,
     ) -> list[int]:
         """Ids of a conversation, up to where the answer begins. Raises BadTemplateInput.
 
         `variables` reach the template: `add_generation_prompt` (True), `tools`, `documents`, and
-        whatever else it reads.
+        whatever else it reads. Templates write the special tokens that they need themselves; those
+        that `messages` and `variables` spell are text like any other.
         """
         if self._template is None:
             raise BadTemplateInput("this model has no chat template; use completions")
-        return self.encode(self._template.render(messages, **variables), add_special_tokens=False)
+        try:
+            disguise = self._special_text.disguise(messages, variables)
+        except UnspellableText as error:
+            raise BadTemplateInput(str(error)) from error
+        text = self._template.render(disguise.hide(messages), **disguise.hide(variables))
+        if not disguise.found:
+            return self.encode(text, add_special_tokens)
+        ids = self._special_text.encode(text, disguise)
+        return self._with_special_tokens(ids) if add_special_tokens else ids
+
+    def _with_special_tokens(self, ids: list[int]) -> list[int]:
+        """`ids` between what `encode` puts around any text."""
+        probe = "a"
+        bare, whole = self.encode(probe, False), self.encode(probe)
+        before = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return whole[:before] + ids + whole[before + len(bare) :]
+
+    @cached_property
+    def _token_bytes(self) -> tuple[bytes, ...]:
+        return token_bytes(self._tokenizer)
 
     def _eos_token_ids(self, configured: Sequence[int]) -> tuple[int, ...]:
         """The configuration's ids and the tokenizer's own, which may end a turn, not a document."""

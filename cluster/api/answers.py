@@ -1,27 +1,37 @@
-"""What whole answers of both routes have in common."""
+"""What answers of both routes have in common."""
 
-from cluster.api.schema import Usage
+from collections.abc import Sequence
+
+from cluster.api.answer_schema import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Usage,
+)
 from cluster.balancer.asks import Ask
 from cluster.balancer.generation import Generation
-
-
-async def collect(generation: Generation) -> list[tuple[str, str]]:
-    """Each choice's whole text and finish reason, by index; raises GenerationFailed."""
-    pieces: dict[int, list[str]] = {}
-    finishes: dict[int, str] = {}
-    async for delta in generation.deltas():
-        pieces.setdefault(delta.index, []).append(delta.text)
-        if delta.finish is not None:
-            finishes[delta.index] = delta.finish.value
-    return [("".join(pieces[index]), finishes[index]) for index in sorted(pieces)]
+from cluster.balancer.text import TextToken
 
 
 def usage_of(ask: Ask, generation: Generation) -> Usage:
-    """Token counts of a call; a prompt counts once however often it is sampled."""
+    """Token counts of a call so far; a prompt counts once however often it is sampled.
+
+    What counts as cached of it is what its samples found there, all of them.
+    """
     num_prompt = sum(len(prompt) for prompt in ask.prompts)
     num_output = generation.num_output_tokens
+    num_cached = sum(
+        min(generation.stats_of(first + i).num_cached_tokens for i in range(ask.n))
+        for first in range(0, len(ask.prompts) * ask.n, ask.n)
+    )
     return Usage(
         prompt_tokens=num_prompt,
         completion_tokens=num_output,
         total_tokens=num_prompt + num_output,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
+        completion_tokens_details=CompletionTokensDetails(),
     )
+
+
+def ids_if(wanted: bool | None, tokens: Sequence[TextToken]) -> list[int] | None:
+    """The ids of tokens, for whoever asked."""
+    return [token.token_id for token in tokens] if wanted else None

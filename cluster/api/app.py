@@ -24,6 +24,7 @@ from cluster.api.bodies import Bodies
 from cluster.api.errors import ApiError, api_error, invalid_body
 from cluster.api.openapi import ERROR_RESPONSES, describe
 from cluster.api.request_ids import RequestIds
+from cluster.api.resumption import ResumableStreams
 from cluster.balancer.administration import Administration
 from cluster.balancer.dispatcher import Dispatcher
 from cluster.balancer.settings import BalancerSettings
@@ -41,6 +42,7 @@ def create_app(dispatcher: Dispatcher, keys: Keys) -> FastAPI:
     )
     app.state.dispatcher = dispatcher
     app.state.administration = Administration(dispatcher)
+    app.state.streams = ResumableStreams()
     app.state.started_at = int(time.time())
     for module in (chat, completions, models, operations, tokenize, version, server_info, admin):
         app.include_router(module.router)

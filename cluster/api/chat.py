@@ -2,50 +2,35 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request, Response
 
 from bootstrap.errors import RemoteFault
-from cluster.api.answers import collect, usage_of
-from cluster.api.errors import api_error
-from cluster.api.intake import chat_ask
-from cluster.api.schema import (
-    AssistantMessage,
+from cluster.api.answer_schema import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
-    ChatCompletionRequest,
-    ChatDelta,
+    ChatLogprobs,
+    PromptLogprobs,
+    Stats,
     Usage,
 )
-from cluster.api.sse import Events, event, streaming, unless_gone
+from cluster.api.answers import ids_if, usage_of
+from cluster.api.errors import api_error
+from cluster.api.intake import chat_ask
+from cluster.api.logprobs import TokenNames
+from cluster.api.message_parts import MessageBuilder, MessagePart, MessageParts, plan_for
+from cluster.api.schema import ChatCompletionRequest
+from cluster.api.sse import Events, event, resumed, streaming, unless_gone
 from cluster.balancer.asks import Ask
 from cluster.balancer.dispatcher import Dispatcher
-from cluster.balancer.generation import Generation
+from cluster.balancer.generation import ChoiceDelta, Generation
+from cluster.balancer.text import TextToken
 
 router = APIRouter()
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What all chunks of one answer share."""
-
-    id: str
-    created: int
-    model: str
-    include_usage: bool
-
-    def chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
-        chunk = ChatCompletionChunk(
-            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
-        )
-        return event(chunk, without=frozenset() if self.include_usage else frozenset({"usage"}))
-
-    def delta(self, index: int, delta: ChatDelta, finish: str | None = None) -> bytes:
-        return self.chunk([ChatChunkChoice(index=index, delta=delta, finish_reason=finish)])
 
 
 @router.post("/v1/chat/completions")
@@ -53,53 +38,150 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     """Answer a conversation, whole or as a stream."""
     try:
         if body.stream:
-            return streaming(request, await unless_gone(request, _begin(body, request)))
+            again = resumed(request)
+            if again is not None:
+                return again
+            events = await unless_gone(request, _events(body, request))
+            return streaming(request, events, resumable=body.streaming.resumable)
         answer = await unless_gone(request, _whole(body, request))
         return Response(answer.model_dump_json(), media_type="application/json")
     except RemoteFault as error:
         raise api_error(error, "messages") from error
 
 
-def _answer(body: ChatCompletionRequest) -> _Answer:
-    name = f"chatcmpl-{uuid.uuid4().hex}"
-    return _Answer(name, int(time.time()), body.model, body.include_usage)
-
-
 async def _whole(body: ChatCompletionRequest, request: Request) -> ChatCompletion:
+    return await (await _begin(body, request)).whole()
+
+
+async def _events(body: ChatCompletionRequest, request: Request) -> Events:
+    answer = await _begin(body, request)
+    return await Events.begin(answer.id, answer.events(), answer.generation.cancel)
+
+
+async def _begin(body: ChatCompletionRequest, request: Request) -> "ChatAnswer":
+    """Nothing may be awaited between this and the answer's first delta, which then owns the work."""
     dispatcher: Dispatcher = request.app.state.dispatcher
-    ask = await chat_ask(dispatcher, body, request.state.request_id)
+    plan = await plan_for(dispatcher, body)
+    ask = await chat_ask(dispatcher, body, request.state.request_id, plan)
     generation = await dispatcher.generate(ask)
-    choices = [
-        ChatChoice(index=i, message=AssistantMessage(content=text), finish_reason=finish)
-        for i, (text, finish) in enumerate(await collect(generation))
-    ]
-    answer = _answer(body)
-    return ChatCompletion(
-        id=answer.id,
-        created=answer.created,
-        model=answer.model,
-        choices=choices,
-        usage=usage_of(ask, generation),
-    )
+    parts = MessageParts([plan.shaper(ask.prompts[0]) for _ in range(ask.n)])
+    names = TokenNames(dispatcher.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+    return ChatAnswer(body, ask, generation, parts, names)
 
 
-async def _begin(body: ChatCompletionRequest, request: Request) -> Events:
-    dispatcher: Dispatcher = request.app.state.dispatcher
-    ask = await chat_ask(dispatcher, body, request.state.request_id)
-    generation = await dispatcher.generate(ask)
-    events = _events(_answer(body), ask, generation)
-    return await Events.begin(events, generation.cancel)
+@dataclass(slots=True)
+class _Choice:
+    """One choice of an answer that is not streamed, as far as it has come."""
+
+    message: MessageBuilder = field(default_factory=MessageBuilder)
+    tokens: list[TextToken] = field(default_factory=list)
+    finish: str = ""
+
+    def add(self, part: MessagePart) -> None:
+        self.message.add(part.delta)
+        self.tokens += part.tokens
+        self.finish = part.finish or self.finish
 
 
-async def _events(answer: _Answer, ask: Ask, generation: Generation) -> AsyncIterator[bytes]:
-    greeted: set[int] = set()
-    async for delta in generation.deltas():
-        if delta.index not in greeted:
-            greeted.add(delta.index)
-            yield answer.delta(delta.index, ChatDelta(role="assistant", content=""))
-        if delta.text:
-            yield answer.delta(delta.index, ChatDelta(content=delta.text))
-        if delta.finish is not None:
-            yield answer.delta(delta.index, ChatDelta(), delta.finish.value)
-    if answer.include_usage:
-        yield answer.chunk([], usage_of(ask, generation))
+class ChatAnswer:
+    """One call's answer, to be read once: whole, or as the events of a stream."""
+
+    def __init__(
+        self,
+        body: ChatCompletionRequest,
+        ask: Ask,
+        generation: Generation,
+        parts: MessageParts,
+        names: TokenNames,
+    ) -> None:
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.generation = generation
+        self._created = int(time.time())
+        self._body = body
+        self._ask = ask
+        self._parts = parts
+        self._names = names
+
+    async def whole(self) -> ChatCompletion:
+        """The answer once it is complete; raises GenerationFailed."""
+        choices = [_Choice() for _ in range(self._ask.n)]
+        prompt_logprobs: PromptLogprobs | None = None
+        async for delta in self.generation.deltas():
+            prompt_logprobs = prompt_logprobs or self._prompt_logprobs(delta)
+            for part in self._parts.of(delta):
+                choices[part.index].add(part)
+        return ChatCompletion(
+            id=self.id,
+            created=self._created,
+            model=self._body.model,
+            choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
+            usage=usage_of(self._ask, self.generation),
+            prompt_logprobs=prompt_logprobs,
+            prompt_token_ids=self._prompt_token_ids(),
+        )
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Chunks; raises GenerationFailed."""
+        options = self._body.streaming
+        is_first = True
+        async for delta in self.generation.deltas():
+            for part in self._parts.of(delta):
+                usage = None
+                if options.counts_always:
+                    usage = usage_of(self._ask, self.generation)
+                yield self._event([self._chunk_choice(part)], usage, is_first=is_first)
+                is_first = False
+        if options.include_usage:
+            yield self._event([], usage_of(self._ask, self.generation))
+
+    def _choice(self, index: int, choice: _Choice) -> ChatChoice:
+        body = self._body
+        return ChatChoice(
+            index=index,
+            message=choice.message.message(),
+            logprobs=self._logprobs(choice.tokens),
+            finish_reason=choice.finish,
+            token_ids=ids_if(body.return_token_ids, choice.tokens),
+            stats=self._stats(index),
+        )
+
+    def _chunk_choice(self, part: MessagePart) -> ChatChunkChoice:
+        body = self._body
+        shows_tokens = any(token.shown for token in part.tokens)
+        return ChatChunkChoice(
+            index=part.index,
+            delta=part.delta,
+            logprobs=self._logprobs(part.tokens) if shows_tokens else None,
+            finish_reason=part.finish,
+            token_ids=ids_if(body.return_token_ids, part.tokens),
+            stats=self._stats(part.index) if part.finish else None,
+        )
+
+    def _event(
+        self, choices: list[ChatChunkChoice], usage: Usage | None, *, is_first: bool = False
+    ) -> bytes:
+        chunk = ChatCompletionChunk(
+            id=self.id,
+            created=self._created,
+            model=self._body.model,
+            choices=choices,
+            usage=usage,
+            prompt_token_ids=self._prompt_token_ids() if is_first else None,
+        )
+        return event(chunk, without=self._body.streaming.left_out)
+
+    def _logprobs(self, tokens: Sequence[TextToken]) -> ChatLogprobs | None:
+        num_top = self._body.num_logprobs
+        return None if num_top is None else self._names.chat(tokens, num_top)
+
+    def _stats(self, index: int) -> Stats | None:
+        return self.generation.stats_of(index).as_fields() if self._body.include_stats else None
+
+    def _prompt_token_ids(self) -> list[int] | None:
+        return list(self._ask.prompts[0]) if self._body.return_token_ids else None
+
+    def _prompt_logprobs(self, delta: ChoiceDelta) -> PromptLogprobs | None:
+        num_top = self._body.prompt_logprobs
+        if num_top is None or delta.index != 0:
+            return None
+        return self._names.prompt(self._ask.prompts[0], delta.prompt_logprobs, num_top)

@@ -3,16 +3,19 @@
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
 from bootstrap.errors import RemoteFault
-from cluster.api.answers import collect, usage_of
+from cluster.api.answer_schema import Completion, CompletionChoice, Usage
+from cluster.api.answers import usage_of
+from cluster.api.completion_choices import CompletionChoices
+from cluster.api.echo import echoes
 from cluster.api.errors import api_error
 from cluster.api.intake import completion_ask
-from cluster.api.schema import Completion, CompletionChoice, CompletionRequest, Usage
-from cluster.api.sse import Events, event, streaming, unless_gone
+from cluster.api.logprobs import TokenNames
+from cluster.api.schema import CompletionRequest
+from cluster.api.sse import Events, event, resumed, streaming, unless_gone
 from cluster.balancer.asks import Ask
 from cluster.balancer.dispatcher import Dispatcher
 from cluster.balancer.generation import Generation
@@ -20,63 +23,82 @@ from cluster.balancer.generation import Generation
 router = APIRouter()
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What all parts of one answer share."""
-
-    id: str
-    created: int
-    model: str
-
-    def part(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
-        return Completion(
-            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
-        )
-
-
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue prompts, whole or as a stream."""
     try:
         if body.stream:
-            return streaming(request, await unless_gone(request, _begin(body, request)))
+            again = resumed(request)
+            if again is not None:
+                return again
+            events = await unless_gone(request, _events(body, request))
+            return streaming(request, events, resumable=body.streaming.resumable)
         answer = await unless_gone(request, _whole(body, request))
         return Response(answer.model_dump_json(), media_type="application/json")
     except RemoteFault as error:
         raise api_error(error, "prompt") from error
 
 
-def _answer(body: CompletionRequest) -> _Answer:
-    return _Answer(f"cmpl-{uuid.uuid4().hex}", int(time.time()), body.model)
-
-
 async def _whole(body: CompletionRequest, request: Request) -> Completion:
+    return await (await _begin(body, request)).whole()
+
+
+async def _events(body: CompletionRequest, request: Request) -> Events:
+    answer = await _begin(body, request)
+    return await Events.begin(answer.id, answer.events(), answer.generation.cancel)
+
+
+async def _begin(body: CompletionRequest, request: Request) -> "CompletionAnswer":
+    """Nothing may be awaited between this and the answer's first delta, which then owns the work."""
     dispatcher: Dispatcher = request.app.state.dispatcher
     ask = await completion_ask(dispatcher, body, request.state.request_id)
+    tokenizer = dispatcher.text.tokenizer
+    echoed = await dispatcher.text.run(lambda: echoes(body, ask, tokenizer))
     generation = await dispatcher.generate(ask)
-    choices = [
-        CompletionChoice(index=i, text=text, finish_reason=finish)
-        for i, (text, finish) in enumerate(await collect(generation))
-    ]
-    return _answer(body).part(choices, usage_of(ask, generation))
+    names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+    choices = CompletionChoices(body, ask, names, echoed, generation.stats_of)
+    return CompletionAnswer(body, ask, generation, choices)
 
 
-async def _begin(body: CompletionRequest, request: Request) -> Events:
-    dispatcher: Dispatcher = request.app.state.dispatcher
-    ask = await completion_ask(dispatcher, body, request.state.request_id)
-    generation = await dispatcher.generate(ask)
-    events = _events(_answer(body), ask, generation, body.include_usage)
-    return await Events.begin(events, generation.cancel)
+class CompletionAnswer:
+    """One call's answer, to be read once: whole, or as the events of a stream."""
 
+    def __init__(
+        self, body: CompletionRequest, ask: Ask, generation: Generation, choices: CompletionChoices
+    ) -> None:
+        self.id = f"cmpl-{uuid.uuid4().hex}"
+        self.generation = generation
+        self._created = int(time.time())
+        self._body = body
+        self._ask = ask
+        self._choices = choices
 
-async def _events(
-    answer: _Answer, ask: Ask, generation: Generation, include_usage: bool
-) -> AsyncIterator[bytes]:
-    without = frozenset() if include_usage else frozenset({"usage"})
-    async for delta in generation.deltas():
-        if delta.text or delta.finish is not None:
-            finish = None if delta.finish is None else delta.finish.value
-            choice = CompletionChoice(index=delta.index, text=delta.text, finish_reason=finish)
-            yield event(answer.part([choice]), without=without)
-    if include_usage:
-        yield event(answer.part([], usage_of(ask, generation)))
+    async def whole(self) -> Completion:
+        """The answer once it is complete; raises GenerationFailed."""
+        deltas = [delta async for delta in self.generation.deltas()]
+        num_choices = len(self._ask.prompts) * self._ask.n
+        choices = [self._choices.joined(deltas, index) for index in range(num_choices)]
+        return self._part(choices, usage_of(self._ask, self.generation))
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Chunks; raises GenerationFailed."""
+        options = self._body.streaming
+        async for delta in self.generation.deltas():
+            choice = self._choices.next(delta)
+            if choice is None:
+                continue
+            usage = None
+            if options.counts_always:
+                usage = usage_of(self._ask, self.generation)
+            yield event(self._part([choice], usage), without=options.left_out)
+        if options.include_usage:
+            yield event(self._part([], usage_of(self._ask, self.generation)))
+
+    def _part(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
+        return Completion(
+            id=self.id,
+            created=self._created,
+            model=self._body.model,
+            choices=choices,
+            usage=usage,
+        )

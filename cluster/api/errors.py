@@ -22,20 +22,33 @@ _STATUS = {
     FailureKind.DEADLINE: (504, "deadline_exceeded"),
     FailureKind.UNAVAILABLE: (503, "no_workers"),
     FailureKind.OVERLOADED: (503, "overloaded"),
+    FailureKind.PAUSED: (503, "paused"),
     FailureKind.WORKERS_FAILED: (503, "workers_failed"),
+    FailureKind.NUMERICAL: (500, "numerical_error"),
     FailureKind.INTERNAL: (500, "internal_error"),
+}
+# Where the detail is for the log: it names workers, or quotes what went wrong inside one.
+_TOLD = {
+    FailureKind.DEADLINE: "The request took longer than the server allows.",
+    FailureKind.WORKERS_FAILED: "The server could not complete the request. Please try again.",
+    FailureKind.NUMERICAL: "The model's output for this request is not a number.",
+    FailureKind.INTERNAL: "The server had an error while processing the request.",
 }
 _TYPES = {
     400: "invalid_request_error",
+    401: "invalid_request_error",
+    403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    409: "conflict_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     503: "service_unavailable_error",
     504: "timeout_error",
 }
 _SHAPES = {  # pydantic names only the first of several allowed types
     "prompt": "a non-empty string, array of strings, array of token ids, or array of such arrays",
-    "stop": "a string of 1 to 1024 characters, or an array of up to 4 of them",
+    "stop": "a string of 1 to 1024 characters, or an array of up to 16 of them",
 }
 
 
@@ -43,9 +56,16 @@ class ApiError(RemoteFault):
     """A status, and OpenAI's error object."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(_encodable(message))
+        self._headers = dict(headers or {})
         self.status = status
         self.param = None if param is None else _encodable(param)
         self.code = code
@@ -65,7 +85,8 @@ class ApiError(RemoteFault):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer."""
-        return {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+        retry = {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+        return {**retry, **self._headers}
 
     @property
     def event(self) -> bytes:
@@ -92,9 +113,10 @@ def api_error(error: RemoteFault, prompt_param: str | None = None) -> ApiError:
     if isinstance(error, AskRefused):
         return ApiError(400, str(error), param=error.param or prompt_param, code=error.code)
     if isinstance(error, GenerationFailed):
-        status, code = _STATUS[error.failure.kind]
-        return ApiError(status, error.failure.detail, code=code)
-    return ApiError(500, "internal error", code="internal_error")
+        failure = error.failure
+        status, code = _STATUS[failure.kind]
+        return ApiError(status, _TOLD.get(failure.kind, failure.detail), code=code)
+    return ApiError(500, _TOLD[FailureKind.INTERNAL], code="internal_error")
 
 
 def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
@@ -106,14 +128,15 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, f"The body is not valid JSON: {context.get('error', '')}")
     if not path and kind == "model_attributes_type":
         return ApiError(400, "The body must be a JSON object, sent as application/json.")
-    param = str(context["field"]) if kind == "unsupported" else ".".join(path[:1]) or None
+    named = kind in ("unsupported", "conflict")
+    param = str(context["field"]) if named else ".".join(path[:1]) or None
     if kind == "extra_forbidden":
         return ApiError(400, f"Unrecognized request argument supplied: {path[0]}", param=param)
     if kind == "missing":
         return ApiError(400, f"Missing required parameter: '{'.'.join(path)}'.", param=param)
-    if kind in ("unsupported", "stream_options"):
+    if named:
         code = "unsupported_parameter" if kind == "unsupported" else None
-        return ApiError(400, f"{problem['msg']}.", param=param or "stream_options", code=code)
+        return ApiError(400, f"{problem['msg']}.", param=param, code=code)
     if path and path[0] in _SHAPES and len(path) < 3:
         return ApiError(400, f"Invalid value for '{path[0]}': {_SHAPES[path[0]]}.", param=path[0])
     where = f"Invalid value for '{'.'.join(path)}': " if path else ""

@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter, Request
 
+from cluster.api.answer_schema import ModelCard, ModelList
 from cluster.api.errors import unknown_model
-from cluster.api.schema import ModelCard, ModelList
 from cluster.balancer.dispatcher import Dispatcher
 
 router = APIRouter()

@@ -22,20 +22,17 @@ IGNORED = frozenset(
 # Not supported; these values (and null) ask for what an answer is like anyhow.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
+    "length_penalty": (1,),
     "modalities": (["text"],),
-    "presence_penalty": (0,),
+    "priority": (0,),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (),
+    "use_beam_search": (False,),
     "web_search_options": (),
 }

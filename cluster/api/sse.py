@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from bootstrap.errors import RemoteFault
 from cluster.api.errors import ApiError, api_error
+from cluster.api.resumption import Reader, ResumableStreams
 
 DONE = b"data: [DONE]\n\n"
 
@@ -27,17 +28,33 @@ log = logging.getLogger(__name__)
 class Events:
     """A stream that has begun: its first event exists, so a status of 200 is the truth.
 
-    `cancel` ends the work behind it; a repeat is a no-op.
+    `name` is its answer's id. `cancel` ends the work behind it; a repeat is a no-op.
     """
 
+    name: str
     first: bytes
     rest: AsyncIterator[bytes]
     cancel: Callable[[], None]
 
     @classmethod
-    async def begin(cls, events: AsyncIterator[bytes], cancel: Callable[[], None]) -> "Events":
+    async def begin(
+        cls, name: str, events: AsyncIterator[bytes], cancel: Callable[[], None]
+    ) -> "Events":
         """Wait for the first event; raises what `events` raises before it."""
-        return cls(await events.__anext__(), events, cancel)
+        return cls(name, await events.__anext__(), events, cancel)
+
+    async def to_end(self) -> AsyncIterator[bytes]:
+        """All events and DONE; what fails from here on is the last event, and there is no DONE."""
+        try:
+            yield self.first
+            async for more in self.rest:
+                yield more
+            yield DONE
+        except RemoteFault as error:
+            yield api_error(error).event
+        except Exception:
+            log.exception("a stream broke off")
+            yield ApiError(500, "internal error", code="internal_error").event
 
 
 def event(chunk: BaseModel, *, without: frozenset[str] = frozenset()) -> bytes:
@@ -61,31 +78,47 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-def streaming(request: Request, events: Events) -> StreamingResponse:
-    """Send `events`; what fails from here on is the last event, and there is no DONE."""
+def streaming(request: Request, events: Events, *, resumable: bool) -> StreamingResponse:
+    """Send `events`; their work ends when the client goes, unless it may come back."""
+    if not resumable:
+        return _response(_while_listening(request, events.to_end(), events.cancel))
+    streams: ResumableStreams = request.app.state.streams
+    return _read(request, streams.open(events.name, events.to_end(), events.cancel))
+
+
+def resumed(request: Request) -> StreamingResponse | None:
+    """The rest of the stream that the client read before, if it says so; raises ApiError."""
+    last_event_id = request.headers.get("last-event-id")
+    if last_event_id is None:
+        return None
+    streams: ResumableStreams = request.app.state.streams
+    return _read(request, streams.find(last_event_id))
+
+
+def _read(request: Request, reader: Reader) -> StreamingResponse:
+    return _response(_while_listening(request, reader.events(), reader.leave))
+
+
+def _response(body: AsyncIterator[bytes]) -> StreamingResponse:
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    body = _stream(request, events)
     return StreamingResponse(body, media_type="text/event-stream", headers=headers)
 
 
-async def _stream(request: Request, events: Events) -> AsyncIterator[bytes]:
+async def _while_listening(
+    request: Request, events: AsyncIterator[bytes], leave: Callable[[], None]
+) -> AsyncIterator[bytes]:
+    """`events`; `leave` is called when they end, and as soon as the client is gone."""
+
     async def watch() -> None:
         await _until_gone(request)
-        events.cancel()  # at once, though no event may come for long
+        leave()  # at once, though no event may come for long
 
     watcher = asyncio.ensure_future(watch())
     try:
-        yield events.first
-        async for more in events.rest:
-            yield more
-        yield DONE
-    except RemoteFault as error:
-        yield api_error(error).event
-    except Exception:
-        log.exception("a stream broke off")
-        yield ApiError(500, "internal error", code="internal_error").event
+        async for event in events:
+            yield event
     finally:
-        events.cancel()
+        leave()
         watcher.cancel()
 
 

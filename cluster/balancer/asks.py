@@ -5,15 +5,21 @@ Pure. Everything that a worker could refuse is refused here, before a worker hea
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import msgspec
+
+from bootstrap.codec import MAX_FRAME_BYTES
 from bootstrap.errors import RemoteFault
 from bootstrap.sampling import SamplingParams
 from cluster.balancer.policy import Pool
 from cluster.balancer.request import RequestSpec
+from cluster.balancer.text import TextRules
 
 MAX_SEED = (1 << 63) - 1
 MAX_OUTPUT = 1 << 20  # what a message can carry
+_SCORE_BYTES = 12  # on the wire: a token's log probability
+_RIVAL_BYTES = 16  # and one alternative, with its id
 
 
 class AskRefused(RemoteFault):
@@ -29,21 +35,19 @@ class AskRefused(RemoteFault):
 class Ask:
     """One client call. Each prompt is answered `n` times; `max_tokens` None means what fits.
 
-    `default_max_tokens` applies when the client names no limit, and shrinks to what fits.
+    `sampling` is that of the first sample but for its limit, which is decided here.
+    `default_max_tokens` applies when the client names no limit, and shrinks to what fits. 0 tokens are
+    for those who want to know about the prompt alone.
     """
 
     request_id: str
     prompts: tuple[tuple[int, ...], ...]
-    seed: int  # already drawn if the client named none
+    sampling: SamplingParams
     n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
     max_tokens: int | None = None
     default_max_tokens: int | None = None
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()  # EOS too, unless ignored
-    stops: tuple[str, ...] = ()
+    rules: TextRules = field(default_factory=TextRules)
+    num_prompt_logprobs: int | None = None
 
 
 def requests_for(
@@ -54,21 +58,18 @@ def requests_for(
     Raises AskRefused for what no pair among `pools` could ever serve.
     """
     limits = [_max_tokens(ask, len(prompt), pools) for prompt in ask.prompts]
+    for prompt in ask.prompts:
+        _check_scores(ask, len(prompt))
     specs: list[RequestSpec] = []
     alone = len(ask.prompts) * ask.n == 1
     for prompt, max_tokens in zip(ask.prompts, limits, strict=True):
         for sample in range(ask.n):
-            sampling = SamplingParams(
-                seed=sample_seed(ask.seed, sample),
-                max_tokens=max_tokens,
-                temperature=ask.temperature,
-                top_p=ask.top_p,
-                top_k=ask.top_k,
-                min_tokens=ask.min_tokens,
-                stop_token_ids=ask.stop_token_ids,
-            )
+            seed = sample_seed(ask.sampling.seed, sample)
+            sampling = msgspec.structs.replace(ask.sampling, seed=seed, max_tokens=max_tokens)
             name = ask.request_id if alone else f"{ask.request_id}/{len(specs)}"
-            specs.append(RequestSpec(name, prompt, sampling, bootstrap_stop_ids))
+            specs.append(
+                RequestSpec(name, prompt, sampling, bootstrap_stop_ids, ask.num_prompt_logprobs)
+            )
     return specs
 
 
@@ -87,7 +88,7 @@ def sample_seed(seed: int, sample: int) -> int:
 def _max_tokens(ask: Ask, num_prompt: int, pools: Sequence[Pool]) -> int:
     fits = min(max((pool.max_output(num_prompt) for pool in pools), default=0), MAX_OUTPUT)
     context = max((pool.max_output(0) for pool in pools), default=0)
-    wanted = ask.max_tokens
+    wanted = None if ask.max_tokens is None else max(1, ask.max_tokens)
     if fits < 1 or (wanted is not None and wanted > fits):
         asked = f"{num_prompt} in the prompt, {wanted or 1} in the completion"
         raise AskRefused(
@@ -99,8 +100,23 @@ def _max_tokens(ask: Ask, num_prompt: int, pools: Sequence[Pool]) -> int:
         )
     if wanted is None:
         wanted = min(fits, ask.default_max_tokens or fits)
-    if ask.min_tokens > wanted:
+    if ask.sampling.min_tokens > wanted:
         raise AskRefused(
-            f"min_tokens={ask.min_tokens} is more than the {wanted} tokens allowed", "min_tokens"
+            f"min_tokens={ask.sampling.min_tokens} is more than the {wanted} tokens allowed",
+            "min_tokens",
         )
     return wanted
+
+
+def _check_scores(ask: Ask, num_prompt: int) -> None:
+    """A prompt's log probabilities come in one message."""
+    if ask.num_prompt_logprobs is None:
+        return
+    per_token = _SCORE_BYTES + _RIVAL_BYTES * ask.num_prompt_logprobs
+    most = MAX_FRAME_BYTES // 2 // per_token  # half: the frame is not theirs alone
+    if num_prompt > most:
+        raise AskRefused(
+            f"log probabilities of a prompt with {ask.num_prompt_logprobs} alternatives are"
+            f" limited to {most} prompt tokens, and this one has {num_prompt}",
+            None,
+        )

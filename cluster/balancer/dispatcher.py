@@ -9,16 +9,19 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from bootstrap.client import BootstrapClient
 from bootstrap.directory import DirectoryEvent, Joined, Left, LoadsChanged
 from bootstrap.identity import Peer, WorkerRef, new_incarnation, new_room
 from bootstrap.mailbox import Mailbox
-from bootstrap.messages import FailureReason, Message
+from bootstrap.messages import CommandAnswered, FailureReason, Message
 from bootstrap.security import Security
 from cluster.balancer.asks import Ask, requests_for
+from cluster.balancer.commands import Commands
 from cluster.balancer.core import BalancerCore, News, Post
 from cluster.balancer.crossing import Crossing
+from cluster.balancer.early_aborts import EarlyAborts
 from cluster.balancer.generation import Generation, GenerationFailed
 from cluster.balancer.instructions import (
     Deliver,
@@ -36,6 +39,8 @@ from cluster.balancer.policy import Pool
 from cluster.balancer.readiness import Readiness
 from cluster.balancer.request import Request, RequestSpec, RetryRules
 from cluster.balancer.settings import BalancerSettings
+from cluster.balancer.stats import RequestStats
+from cluster.balancer.text import ChoiceText, TextRules
 from cluster.balancer.timelines import Timelines
 from cluster.balancer.tokenization import Tokenization
 from engine.tokenizer import Tokenizer
@@ -56,6 +61,8 @@ class Dispatcher:
         self.readiness = Readiness()
         self.members_changed = asyncio.Event()  # set at each change, for whoever clears it
         self.stopping = False
+        self.paused = False
+        self.early_aborts = EarlyAborts()
         self._rules = RetryRules(settings.max_attempts, settings.pair_wait_s, settings.silence_s)
         self._timelines = Timelines(self.metrics)
         self._keys = itertools.count(1)
@@ -70,6 +77,7 @@ class Dispatcher:
         peer = self._mailbox.peer
         self.core = BalancerCore(peer, Members(tokenizer.digest), new_room)
         self._client = BootstrapClient(settings.bootstrap, peer, security, self._crossing.put)
+        self.commands = Commands(self._mailbox.post)
         self._ticker: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -87,7 +95,7 @@ class Dispatcher:
 
     async def stop(self) -> None:
         """End every request, let the last messages leave, close. Returns within seconds."""
-        self.abandon("the load balancer stops")
+        self.close("the load balancer stops")
         if self._ticker is not None:
             self._ticker.cancel()
         self._crossing.close()
@@ -101,15 +109,16 @@ class Dispatcher:
 
     async def generate(self, ask: Ask) -> Generation:
         """Begin to answer; raises AskRefused, or GenerationFailed when nobody could take it."""
-        stop_ids = await self.text.stop_ids(ask.stops)
+        self._refuse_unwanted(ask)
+        stop_ids = await self.text.stop_ids(ask.rules.stops)
         specs = requests_for(ask, await self._pools(), stop_ids)
-        timeout_s = self.settings.request_timeout_s
-        return self.submit(specs, ask.stops, timeout_s)
+        self._refuse_unwanted(ask)  # which may have changed in the meantime
+        return self.submit(specs, ask.rules, self.settings.request_timeout_s)
 
     def submit(
         self,
         specs: Sequence[RequestSpec],
-        stops: tuple[str, ...],
+        rules: TextRules,
         timeout_s: float,
         *,
         counted: bool = True,
@@ -121,26 +130,53 @@ class Dispatcher:
         def end(index: int, hit: bool) -> None:
             self._end(keys[index], hit)
 
-        generation = Generation(specs, stops, self.text.tokenizer.decode, end)
+        decode = partial(self.text.tokenizer.decode, skip_special_tokens=rules.skip_special_tokens)
+        texts = [ChoiceText(decode, spec.sampling, rules) for spec in specs]
+        stats = [RequestStats(now) for _ in specs]
+        generation = Generation(texts, stats, end, self.settings.stream_interval)
         for index, (key, spec) in enumerate(zip(keys, specs, strict=True)):
             self._listeners[key] = generation, index
             if counted:
-                self._timelines.began(key, spec, now)
+                self._timelines.began(key, spec, stats[index])
             self.core.submit(key, Request(spec, self._rules, now + timeout_s, now), now)
         self._carry_out(now)
         return generation
 
+    def _refuse_unwanted(self, ask: Ask) -> None:
+        """Raise GenerationFailed for what was aborted before it came, and for all while paused."""
+        if self.early_aborts.take(ask.request_id, time.monotonic()):
+            raise GenerationFailed(Failure(FailureKind.CANCELLED, "aborted before it came"))
+        if self.paused:
+            raise GenerationFailed(Failure(FailureKind.PAUSED, "the server is paused"))
+
+    def abort(self, request_id: str, detail: str) -> int:
+        """End the requests of a call with an error; how many. None is remembered as unwanted."""
+        now = time.monotonic()
+        keys = self.core.keys_of(request_id)
+        for key in keys:
+            self.core.cancel(key, now, detail)
+        self._carry_out(now)
+        if not keys:
+            self.early_aborts.add(request_id, now)
+        return len(keys)
+
     def abandon(self, detail: str) -> None:
-        """End every request with an honest error, and take no more."""
-        self.stopping = True
+        """End every request with an honest error."""
         now = time.monotonic()
         self.core.abandon_all(detail, now)
         self._carry_out(now)
+
+    def close(self, detail: str) -> None:
+        """End every request with an honest error, and take no more."""
+        self.stopping = True
+        self.abandon(detail)
 
     def unready_reason(self) -> Reason | None:
         """Why a request would fail now, or None when a recent one did not."""
         if self.stopping:
             return Reason("the load balancer stops")
+        if self.paused:
+            return Reason("an administrator paused the server")
         pools = self.core.members.pools
         unproven = self.readiness.unproven_reason(pools, time.monotonic())
         return self.core.members.unready_reason() or (unproven and Reason(unproven)) or None
@@ -178,12 +214,18 @@ class Dispatcher:
         for item in items:
             try:
                 if isinstance(item, tuple):
-                    self.core.receive(*item, now)
+                    self._take_message(*item, now)
                 else:
                     self._take_event(item, now)
             except Exception:
                 log.exception("a message or event could not be taken")
         self._carry_out(now)
+
+    def _take_message(self, sender: Peer, message: Message, now: float) -> None:
+        if isinstance(message, CommandAnswered):
+            self.commands.answered(sender, message)
+        else:
+            self.core.receive(sender, message, now)
 
     def _take_event(self, event: DirectoryEvent, now: float) -> None:
         if isinstance(event, LoadsChanged):
@@ -195,6 +237,7 @@ class Dispatcher:
         elif isinstance(event, Left):
             log.warning("%s left: %s", event.ref, event.reason.value)
             self.core.left(event.ref, event.reason.value, now)
+            self.commands.left(event.ref)
             if event.dead:
                 self._mailbox.forget(event.endpoint)
         self.readiness.keep_only(self.core.members.refs)

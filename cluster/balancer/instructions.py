@@ -24,10 +24,11 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request has no answer."""
+    """Why a request has no answer. `inside` is for the log: it names workers and their faults."""
 
     kind: FailureKind
     detail: str
+    inside: str = ""
 
 
 @dataclass(frozen=True, slots=True)

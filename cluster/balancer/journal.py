@@ -5,13 +5,13 @@ import logging
 from bootstrap.identity import short_room
 from cluster.balancer.attempt import Attempt
 from cluster.balancer.core import News
-from cluster.balancer.instructions import Deliver, Dispatch, EndAttempt, Fail, FailureKind, Retry
+from cluster.balancer.instructions import Dispatch, EndAttempt, Fail, FailureKind, Retry
 
 log = logging.getLogger(__name__)
 
 
 def note(news: News, *, is_probe: bool) -> None:
-    """One line per event; tokens on their way make none.
+    """One line per event; tokens make none, and how it went is told at the end by `Timelines`.
 
     Probes repeat, so theirs are for debugging; readiness tells what comes of them.
     """
@@ -30,10 +30,10 @@ def note(news: News, *, is_probe: bool) -> None:
         kind = what.failure.kind
         level = logging.INFO if kind is FailureKind.CANCELLED else logging.WARNING
         level = logging.DEBUG if is_probe else level
-        log.log(level, "request %s %s: %s", name, kind.value, what.failure.detail)
-    elif isinstance(what, Deliver) and what.finish is not None:
-        num = len(news.request.delivered)
-        log.debug("request %s finished (%s) with %d tokens", name, what.finish.value, num)
+        why = what.failure.detail
+        if what.failure.inside:
+            why = f"{why}; the last attempt broke: {what.failure.inside}"
+        log.log(level, "request %s %s: %s", name, kind.value, why)
 
 
 def _place(attempt: Attempt) -> str:

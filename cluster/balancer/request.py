@@ -182,9 +182,8 @@ class Request:
         attempt = self.attempt
         if attempt is None:
             if self._waited_s + now - self.waiting_since >= self.rules.pair_wait_s:
-                after = f"; the last attempt broke: {self._last_fault}" if self._last_fault else ""
-                detail = f"no pair of workers can take the request{after}"
-                return self._fail(FailureKind.UNAVAILABLE, detail)
+                detail = "no pair of workers can take the request"
+                return self._fail(FailureKind.UNAVAILABLE, detail, self._last_fault)
             return []
         fault = attempt.unexplained_fault(now)
         if fault is not None:
@@ -329,7 +328,7 @@ class Request:
         told = reason if reason is FailureReason.PEER_LOST else _PEER_ABORTED
         return [*self._end_attempt(told), Retry(reason, detail)]
 
-    def _fail(self, kind: FailureKind, detail: str) -> list[Instruction]:
+    def _fail(self, kind: FailureKind, detail: str, inside: str = "") -> list[Instruction]:
         if self.ended:
             return []
         self._advance(_E.FAIL, detail)
@@ -337,7 +336,7 @@ class Request:
             FailureKind.CANCELLED: FailureReason.CANCELLED,
             FailureKind.DEADLINE: FailureReason.DEADLINE,
         }.get(kind, _PEER_ABORTED)
-        return [*self._end_attempt(reason), Fail(Failure(kind, detail))]
+        return [*self._end_attempt(reason), Fail(Failure(kind, detail, inside))]
 
     def _end_attempt(self, reason: FailureReason) -> list[Instruction]:
         attempt, self.attempt = self.attempt, None

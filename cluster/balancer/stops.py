@@ -11,12 +11,14 @@ from cluster.balancer.detokenizer import REPLACEMENT
 class StopStrings:
     """What `push` returned so far is final: no character of it belongs to a stop string.
 
-    The stop string that is complete first wins; of two that end together, the longer one. The result
-    does not depend on how the text was cut into pieces.
+    With `include` the stop string that is hit is shown itself, and nothing after it. The stop string
+    that is complete first wins; of two that end together, the longer one. The result does not depend
+    on how the text was cut into pieces.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
         self.hit = False
 
@@ -28,7 +30,8 @@ class StopStrings:
         ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
             self.hit, self._held = True, ""
-            return text[: min(ends)[1]]
+            end, start = min(ends)
+            return text[: end if self._include else start]
         num_held = self._num_held(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

@@ -1,21 +1,28 @@
-"""When each request came, spoke and ended, as metrics."""
+"""When each request came, spoke and ended: as metrics, and as one line of the log at its end."""
 
+import logging
 from dataclasses import dataclass
 
 from bootstrap.identity import Role
 from cluster.balancer.instructions import Measured
 from cluster.balancer.metrics import Metrics
 from cluster.balancer.request import RequestSpec
+from cluster.balancer.stats import RequestStats
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Timeline:
-    arrived_at: float
-    token_at: float | None = None
+    name: str
+    stats: RequestStats
 
 
 class Timelines:
-    """Each request is in from `began` to `ended`; what is unknown (a probe) counts nowhere."""
+    """Each request is in from `began` to `ended`; what is unknown (a probe) counts nowhere.
+
+    Keeps the statistics that it was given at `began` up to date.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -24,9 +31,9 @@ class Timelines:
     def __contains__(self, key: int) -> bool:
         return key in self._timelines
 
-    def began(self, key: int, spec: RequestSpec, now: float) -> None:
+    def began(self, key: int, spec: RequestSpec, stats: RequestStats) -> None:
         """A request was taken."""
-        self._timelines[key] = _Timeline(now)
+        self._timelines[key] = _Timeline(spec.request_id, stats)
         self._metrics.prompt_tokens.inc(len(spec.prompt_token_ids))
 
     def tokens(self, key: int, num_tokens: int, now: float) -> None:
@@ -34,35 +41,41 @@ class Timelines:
         timeline = self._timelines.get(key)
         if timeline is None or num_tokens == 0:
             return
+        stats = timeline.stats
         self._metrics.generated_tokens.inc(num_tokens)
-        if timeline.token_at is None:
-            self._metrics.first_token.observe(now - timeline.arrived_at)
+        if stats.last_token_at is None:
+            self._metrics.first_token.observe(now - stats.arrived_at)
         else:
-            gap_s = (now - timeline.token_at) / num_tokens
+            gap_s = (now - stats.last_token_at) / num_tokens
             for _ in range(num_tokens):
                 self._metrics.inter_token.observe(gap_s)
-        timeline.token_at = now
+        stats.tokens(num_tokens, now)
 
     def measured(self, key: int, what: Measured) -> None:
         """A leg told what it measured."""
-        if key not in self._timelines:
+        timeline = self._timelines.get(key)
+        if timeline is None:
             return
-        stats = what.stats
+        timeline.stats.measured(what.role, what.stats)
         if what.role is Role.PREFILL:
-            self._metrics.queued.observe(stats.queue_s)
-            self._metrics.prefill.observe(stats.compute_s)
+            self._metrics.queued.observe(what.stats.queue_s)
+            self._metrics.prefill.observe(what.stats.compute_s)
         else:
-            self._metrics.decode.observe(stats.compute_s)
-        self._metrics.cached_tokens.labels(what.role.value).inc(stats.num_cached_tokens)
+            self._metrics.decode.observe(what.stats.compute_s)
+        self._metrics.cached_tokens.labels(what.role.value).inc(what.stats.num_cached_tokens)
 
     def retried(self, key: int, reason: str) -> None:
         """An attempt broke and another follows."""
-        if key in self._timelines:
+        timeline = self._timelines.get(key)
+        if timeline is not None:
+            timeline.stats.num_attempts += 1
             self._metrics.retries.labels(reason).inc()
 
     def ended(self, key: int, outcome: str, now: float) -> None:
         """The outcome is decided; the first one counts."""
         timeline = self._timelines.pop(key, None)
         if timeline is not None:
+            timeline.stats.ended_at = now
             self._metrics.requests.labels(outcome).inc()
-            self._metrics.whole.observe(now - timeline.arrived_at)
+            self._metrics.whole.observe(now - timeline.stats.arrived_at)
+            log.info("request %s ended: %s %s", timeline.name, outcome, timeline.stats.line)

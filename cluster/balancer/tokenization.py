@@ -25,11 +25,11 @@ class Tokenization:
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A completion prompt's ids."""
-        return tuple(await self._run(lambda: self.tokenizer.encode(text, add_special_tokens)))
+        return tuple(await self.run(lambda: self.tokenizer.encode(text, add_special_tokens)))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of many ids, special tokens included."""
-        return await self._run(lambda: self.tokenizer.decode(token_ids, False))
+        return await self.run(lambda: self.tokenizer.decode(token_ids, False))
 
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], **variables: Any
@@ -40,7 +40,11 @@ class Tokenization:
         """
         tokenizer = self.tokenizer
         work = lambda: tokenizer.apply_chat_template(messages, **variables)  # noqa: E731
-        return tuple(await self._run(work))
+        return tuple(await self.run(work))
+
+    async def load_bytes(self) -> None:
+        """Have `tokenizer.bytes_of` answer at once from here on."""
+        await self.run(lambda: self.tokenizer.bytes_of(0))
 
     async def stop_ids(self, stops: tuple[str, ...]) -> tuple[int, ...]:
         """Ids whose own text holds one of `stops`; remembered for the sets seen last."""
@@ -48,7 +52,7 @@ class Tokenization:
             return ()
         known = self._stop_ids.get(stops)
         if known is None:
-            known = await self._run(lambda: bootstrap_stop_ids(self._vocabulary, stops))
+            known = await self.run(lambda: bootstrap_stop_ids(self._vocabulary, stops))
             self._stop_ids[stops] = known
             if len(self._stop_ids) > MAX_CACHED_STOPS:
                 self._stop_ids.popitem(last=False)
@@ -60,7 +64,8 @@ class Tokenization:
         """End the threads; work that has not begun is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, work: Callable[[], _T]) -> _T:
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Do other long work with text here."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @cached_property

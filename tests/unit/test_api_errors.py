@@ -18,6 +18,7 @@ from cluster.balancer.instructions import Failure, FailureKind
         (FailureKind.UNAVAILABLE, 503),
         (FailureKind.OVERLOADED, 503),
         (FailureKind.WORKERS_FAILED, 503),
+        (FailureKind.NUMERICAL, 500),
         (FailureKind.INTERNAL, 500),
         (FailureKind.CANCELLED, 499),
     ],
@@ -25,8 +26,16 @@ from cluster.balancer.instructions import Failure, FailureKind
 def test_failures(kind, status):
     error = api_error(GenerationFailed(Failure(kind, "why")))
     assert error.status == status
-    assert error.body["error"]["message"] == "why"
+    assert error.body["error"]["message"]
     assert ("Retry-After" in error.headers) == (status == 503)
+
+
+def test_what_happened_inside_a_worker_is_for_the_log():
+    for kind in (FailureKind.WORKERS_FAILED, FailureKind.INTERNAL, FailureKind.DEADLINE):
+        error = api_error(GenerationFailed(Failure(kind, "d1@ab: /usr/lib", "Traceback")))
+        assert not {"d1@ab", "/usr", "Traceback"} & set(str(error).split())
+    missing = Failure(FailureKind.UNAVAILABLE, "no ready decode worker", "d1@ab")
+    assert str(api_error(GenerationFailed(missing))) == "no ready decode worker"
 
 
 def test_refusals_name_the_field_that_holds_the_prompt_unless_they_know_better():

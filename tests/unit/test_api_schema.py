@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from cluster.api.answer_schema import ChatDelta
 from cluster.api.errors import ApiError, invalid_body
-from cluster.api.schema import ChatCompletionRequest, ChatDelta, CompletionRequest
+from cluster.api.schema import ChatCompletionRequest, CompletionRequest
 
 
 def refusal(schema, **body) -> ApiError:
@@ -53,7 +54,7 @@ def test_stops(stop, stops):
         ("seed", 1 << 63),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", list(range(129))),
-        ("stop", ["a"] * 5),
+        ("stop", ["a"] * 17),
         ("stop", "x" * 1025),
         ("stream", "perhaps"),
         ("ignore_eos", 7),
@@ -75,8 +76,8 @@ def test_unknown_missing_and_unsupported_fields():
     assert refusal(CompletionRequest).param == "prompt"
     error = refusal(ChatCompletionRequest, messages=[{"role": "user", "content": "x"}], tools=[{}])
     assert (error.param, error.code) == ("tools", "unsupported_parameter")
-    error = refusal(CompletionRequest, prompt="x", presence_penalty=0.5)
-    assert error.param == "presence_penalty"
+    error = refusal(CompletionRequest, prompt="x", suffix="y")
+    assert (error.param, error.code) == ("suffix", "unsupported_parameter")
     error = refusal(CompletionRequest, prompt="x", logprobs=True)
     assert error.param == "logprobs"
 

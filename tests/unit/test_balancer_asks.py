@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootstrap.identity import Role
+from bootstrap.messages import TokenLogprobs
+from bootstrap.sampling import MAX_LOGPROBS, SamplingParams
 from cluster.balancer.asks import Ask, AskRefused, requests_for, sample_seed
 from cluster.balancer.policy import Pool
 from tests.support.members import CONTRACT, LIMITS, worker_info
@@ -22,7 +24,8 @@ POOLS = [pool(max_model_len=100)]
 
 def ask(*lengths, **fields) -> Ask:
     prompts = tuple(tuple(range(length)) for length in lengths)
-    return Ask(**{"request_id": "r", "prompts": prompts, "seed": 5, **fields})
+    sampling = SamplingParams(seed=5, max_tokens=1, min_tokens=fields.pop("min_tokens", 0))
+    return Ask(**{"request_id": "r", "prompts": prompts, "sampling": sampling, **fields})
 
 
 def test_choices_are_numbered_prompt_by_prompt():
@@ -71,6 +74,28 @@ def test_more_min_tokens_than_max_tokens():
     with pytest.raises(AskRefused) as caught:
         requests_for(ask(3, max_tokens=4, min_tokens=5), POOLS, ())
     assert caught.value.param == "min_tokens"
+
+
+def test_no_tokens_at_all_cost_one():
+    (spec,) = requests_for(ask(30, max_tokens=0), POOLS, ())
+    assert spec.sampling.max_tokens == 1
+    with pytest.raises(AskRefused):
+        requests_for(ask(100, max_tokens=0), POOLS, ())
+
+
+def test_scores_of_a_prompt_fit_into_a_frame():
+    scores = tuple(
+        TokenLogprobs(-1e-9, tuple(((1 << 31) - 1, -1e-9) for _ in range(MAX_LOGPROBS)))
+        for _ in range(1000)
+    )
+    assert len(msgspec.msgpack.encode(scores)) < 1000 * (12 + 16 * MAX_LOGPROBS)
+    limits = msgspec.structs.replace(LIMITS, max_model_len=1 << 20, num_blocks=1 << 20)
+    workers = [worker_info(r.value, r, limits=limits) for r in (Role.PREFILL, Role.DECODE)]
+    wide = Pool(CONTRACT, (workers[0],), (workers[1],))
+    requests_for(ask(20_000, num_prompt_logprobs=MAX_LOGPROBS), [wide], ())
+    with pytest.raises(AskRefused, match="limited to 25266 prompt tokens"):
+        requests_for(ask(26_000, num_prompt_logprobs=MAX_LOGPROBS), [wide], ())
+    requests_for(ask(26_000, num_prompt_logprobs=1), [wide], ())
 
 
 @given(st.integers(-(2**63), 2**63 - 1))

@@ -5,25 +5,31 @@ import threading
 
 import pytest
 
+from bootstrap.messages import TokenLogprobs
 from bootstrap.sampling import FinishReason, SamplingParams
 from cluster.balancer.crossing import Crossing
 from cluster.balancer.generation import Generation, GenerationFailed
 from cluster.balancer.instructions import Deliver, Fail, Failure, FailureKind
-from cluster.balancer.request import RequestSpec
+from cluster.balancer.stats import RequestStats
+from cluster.balancer.text import ChoiceText, TextRules
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
-def generation(count=2, stops=()):
+def generation(count=2, stops=(), interval=1):
     ended = []
-    specs = [RequestSpec("r", (1,), SamplingParams(seed=0, max_tokens=9)) for _ in range(count)]
+    sampling = SamplingParams(seed=0, max_tokens=99)
     made = Generation(
-        specs,
-        stops,
-        lambda ids: "".join(chr(i) for i in ids),
+        [ChoiceText(decode, sampling, TextRules(stops=stops)) for _ in range(count)],
+        [RequestStats(0.0) for _ in range(count)],
         lambda index, hit: ended.append((index, hit)),
+        interval,
     )
     return made, ended
+
+
+def decode(token_ids):
+    return "".join(map(chr, token_ids))
 
 
 def ids(text):
@@ -55,6 +61,37 @@ def test_a_stop_string_ends_its_request_and_what_comes_after_is_ignored():
     assert asyncio.run(collect(made)) == [(0, "a", STOP), (1, "", STOP)]
     assert ended == [(0, True)]
     assert made.num_output_tokens == 3
+
+
+def test_an_interval_joins_deltas_but_delays_neither_the_first_nor_the_last():
+    made, _ = generation(1, interval=3)
+    for text in "abcdef":
+        made.put(0, Deliver(ids(text), None))
+    made.put(0, Deliver(ids("g"), LENGTH))
+    assert asyncio.run(collect(made)) == [(0, "a", None), (0, "bcd", None), (0, "efg", LENGTH)]
+
+
+def test_a_joined_delta_has_all_its_tokens():
+    made, _ = generation(1, interval=9)
+    for text in "abc":
+        made.put(0, Deliver(ids(text), LENGTH if text == "c" else None))
+
+    async def tokens():
+        return [[t.token_id for t in d.tokens] async for d in made.deltas()]
+
+    assert asyncio.run(tokens()) == [list(ids("a")), list(ids("bc"))]
+
+
+def test_prompt_scores_come_with_the_first_delta():
+    made, _ = generation(1)
+    scores = (TokenLogprobs(-1.0),)
+    made.put(0, Deliver(ids("a"), None, (), scores))
+    made.put(0, Deliver(ids("b"), LENGTH))
+
+    async def prompts():
+        return [d.prompt_logprobs async for d in made.deltas()]
+
+    assert asyncio.run(prompts()) == [scores, ()]
 
 
 def test_one_failure_fails_all_and_cancels_the_rest():

@@ -208,7 +208,7 @@ def test_waiting_for_a_pair_is_bounded_over_all_attempts():
     assert made.tick(10.4) == []
     (fail,) = made.tick(10.5)
     assert fail.failure.kind is FailureKind.UNAVAILABLE
-    assert "gone" in fail.failure.detail
+    assert "gone" in fail.failure.inside
 
 
 def test_full_queues_everywhere_are_said_at_once():

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from bootstrap.sampling import FinishReason, SamplingParams
 from cluster.balancer.detokenizer import IncrementalDetokenizer
 from cluster.balancer.stops import StopStrings, bootstrap_stop_ids
-from cluster.balancer.text import ChoiceText
+from cluster.balancer.text import ChoiceText, TextRules
 from tests.support.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, _tokenizer_json
 
 
@@ -149,7 +149,7 @@ def run(choice: ChoiceText, ids: list[int]):
 def test_a_stop_string_across_tokens_and_characters_is_cut(stop):
     text = "hello world é\n!"
     ids = byte_ids(text.encode())
-    shown, num_tokens, finish = run(ChoiceText(decode, sampling(), (stop,)), ids)
+    shown, num_tokens, finish = run(ChoiceText(decode, sampling(), TextRules(stops=(stop,))), ids)
     assert shown == text[: text.index(stop)]
     assert num_tokens == len(text[: text.index(stop) + len(stop)].encode())
     assert finish is FinishReason.STOP
@@ -157,24 +157,28 @@ def test_a_stop_string_across_tokens_and_characters_is_cut(stop):
 
 def test_a_held_tail_is_shown_when_the_text_ends():
     ids = byte_ids(b"abc EN")
-    assert run(ChoiceText(decode, sampling(), ("END",)), ids) == ("abc EN", 6, FinishReason.LENGTH)
+    assert run(ChoiceText(decode, sampling(), TextRules(stops=("END",))), ids) == (
+        "abc EN",
+        6,
+        FinishReason.LENGTH,
+    )
 
 
 def test_a_stop_string_is_not_searched_in_the_first_min_tokens():
     ids = byte_ids(b"x.y.z")
-    choice = ChoiceText(decode, sampling(min_tokens=2), (".",))
+    choice = ChoiceText(decode, sampling(min_tokens=2), TextRules(stops=(".",)))
     assert run(choice, ids) == ("x.y", 4, FinishReason.STOP)
 
 
 def test_the_stop_token_is_counted_and_not_shown():
     (a, b) = byte_ids(b"ab")
-    choice = ChoiceText(decode, sampling(stop_token_ids=(b,)), ())
+    choice = ChoiceText(decode, sampling(stop_token_ids=(b,)), TextRules(stops=()))
     delta = choice.push((a, b), FinishReason.STOP)
     assert (delta.text, delta.num_tokens, delta.finish) == ("a", 2, FinishReason.STOP)
 
 
 def test_an_incomplete_character_at_the_end_becomes_a_replacement():
-    delta = ChoiceText(decode, sampling(), ()).push(
+    delta = ChoiceText(decode, sampling(), TextRules(stops=())).push(
         tuple(byte_ids(b"a\xe2\x82")), FinishReason.LENGTH
     )
     assert delta.text == "a\ufffd"

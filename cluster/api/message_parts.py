@@ -1,0 +1,120 @@
+"""From choices' text to what their messages gain: the place where text gets a structure.
+
+Owns the interface between plain text, which the balancer puts out, and a chat message's fields, and
+which tokens go with which part.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bootstrap.sampling import GrammarSpec
+from cluster.api.answer_schema import AssistantMessage, ChatDelta
+from cluster.api.schema import ChatCompletionRequest
+from cluster.balancer.dispatcher import Dispatcher
+from cluster.balancer.generation import ChoiceDelta
+from cluster.balancer.text import TextToken
+
+
+class ChoiceShaper(Protocol):
+    """Turns one choice's text into deltas of its message.
+
+    The deltas joined must not depend on how the text was cut into pieces.
+    """
+
+    def push(self, text: str) -> Sequence[ChatDelta]:
+        """What `text` adds; nothing where it is held back."""
+        ...
+
+    def finish(self, reason: str) -> tuple[Sequence[ChatDelta], str]:
+        """What was held back, and the finish reason to tell in place of `reason`."""
+        ...
+
+
+class PlainText:
+    """All text is content."""
+
+    def push(self, text: str) -> Sequence[ChatDelta]:
+        """The text itself."""
+        return [ChatDelta(content=text)]
+
+    def finish(self, reason: str) -> tuple[Sequence[ChatDelta], str]:
+        """Nothing is ever held."""
+        return [], reason
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a conversation asks beside its text.
+
+    `template` are variables of the chat template. `shaper` makes one shaper for each choice, by the
+    prompt's ids.
+    """
+
+    template: Mapping[str, Any] = field(default_factory=dict)
+    grammar: GrammarSpec | None = None
+    keep_special_tokens: bool = False
+    shaper: Callable[[Sequence[int]], ChoiceShaper] = lambda prompt: PlainText()
+
+
+async def plan_for(dispatcher: Dispatcher, body: ChatCompletionRequest) -> Plan:
+    """How the answer to `body` is made; raises ApiError for what cannot be."""
+    return Plan()
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePart:
+    """What one choice's message gains at once; `tokens` are those that its text came from."""
+
+    index: int
+    delta: ChatDelta
+    tokens: tuple[TextToken, ...] = ()
+    finish: str | None = None
+
+
+class MessageParts:
+    """Each choice's parts: its role first, then no empty ones, then one with `finish`.
+
+    Every token of a choice is in one part: with the text that a shaper made of it, or the last.
+    """
+
+    def __init__(self, shapers: Sequence[ChoiceShaper]) -> None:
+        self._shapers = shapers
+        self._tokens: dict[int, tuple[TextToken, ...]] = {}
+
+    def of(self, delta: ChoiceDelta) -> list[MessagePart]:
+        """The parts that more of a choice makes."""
+        index, shaper = delta.index, self._shapers[delta.index]
+        parts = []
+        if index not in self._tokens:
+            parts.append(MessagePart(index, ChatDelta(role="assistant", content="")))
+        self._tokens[index] = self._tokens.get(index, ()) + delta.tokens
+        gains = list(shaper.push(delta.text)) if delta.text else []
+        if delta.finish is None:
+            parts += [self._part(index, gain) for gain in gains]
+            return parts
+        held, reason = shaper.finish(delta.finish.value)
+        parts += [self._part(index, gain) for gain in [*gains, *held]]
+        return [*parts, self._part(index, ChatDelta(), reason)]
+
+    def _part(self, index: int, gain: ChatDelta, finish: str | None = None) -> MessagePart:
+        """Takes all tokens that wait, but leaves those outside the text to the last part."""
+        waiting = self._tokens[index]
+        num = len(waiting) if finish else sum(token.shown for token in waiting)
+        self._tokens[index] = waiting[num:]
+        return MessagePart(index, gain, waiting[:num], finish)
+
+
+class MessageBuilder:
+    """Deltas added up are the message of an answer that is not streamed."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+
+    def add(self, delta: ChatDelta) -> None:
+        """One more delta."""
+        self._content.append(delta.content or "")
+
+    def message(self) -> AssistantMessage:
+        """The whole."""
+        return AssistantMessage(content="".join(self._content))
