@@ -22,6 +22,7 @@ _BALANCER_DEFAULTS = {f.name: f.default for f in fields(BalancerSettings)}
 
 # Keys of the endpoint that go to the balancer as they are.
 ENDPOINT_HELP = {
+    "stream_interval": "least tokens of an event of a stream, the first and the last apart",
     "api_key_file": "keys of clients, one on each line, # for comments; read again when it changes"
     " (default: no key is needed)",
     "admin_key_file": "keys for /admin routes, as in the other file (default: no such routes)",
@@ -85,6 +86,7 @@ class ClusterSettings:
     host: str = _key("127.0.0.1", "endpoint", "address that clients connect to", "ADDR")
     port: int = _key(8000, "endpoint", "port that clients connect to")
     max_attempts: int = _key(3, "endpoint", "most engine pairs tried for one request")
+    stream_interval: int = _endpoint_key("stream_interval", "N")
     api_key_file: str | None = _endpoint_key("api_key_file")
     admin_key_file: str | None = _endpoint_key("admin_key_file")
     max_request_bytes: int = _endpoint_key("max_request_bytes", "N")
