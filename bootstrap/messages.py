@@ -25,6 +25,8 @@ from bootstrap.sampling import MAX_LOGPROBS, FinishReason, SamplingParams, Token
 
 MAX_BLOCKS = 1 << 17
 MAX_ROOMS = 1 << 14
+MAX_DRAFT_TOKENS = 64
+MAX_PROMPT_LOGPROBS = 1 << 18  # log probabilities and alternatives of one prompt, to fit a frame
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
 Position = Annotated[int, Meta(ge=0, le=1 << 20)]
@@ -78,6 +80,8 @@ class PrefillDispatch(_Message, frozen=True):
     The last `output_offset` ids of `prompt_token_ids` are output that earlier attempts delivered.
     `bootstrap_stop_ids` are ids whose own text holds a whole stop string: sampling one ends the room.
     `decode` is None when `sampling` allows just one more token: then nothing is handed off.
+    `num_prompt_logprobs` asks for the prompt tokens' log probabilities with so many alternatives; it
+    counts with the prompt's length against MAX_PROMPT_LOGPROBS.
     """
 
     room: Room
@@ -126,7 +130,11 @@ class Manifest(_Message, frozen=True):
 
 
 class HandoffRecord(_Message, frozen=True):
-    """All writes of (room, epoch) are complete and these are the facts that make them valid."""
+    """All writes of (room, epoch) are complete and these are the facts that make them valid.
+
+    `draft_token_ids` are guesses at what follows the token; a decode engine may ignore them.
+    `transfer_s` is how long writes were under way, for `transfer_bytes` in all.
+    """
 
     room: Room
     epoch: Epoch
@@ -134,6 +142,9 @@ class HandoffRecord(_Message, frozen=True):
     position: Position
     num_prompt_tokens: Position
     prompt_digest: PromptDigest
+    draft_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_DRAFT_TOKENS)] = ()
+    transfer_s: Seconds = 0.0
+    transfer_bytes: Gauge = 0
 
 
 class HandoffAccepted(_Message, frozen=True):
@@ -161,11 +172,18 @@ class WriterStopped(_Message, frozen=True):
 
 
 class LegStats(Struct, frozen=True, omit_defaults=True):
-    """What one leg measured, in seconds and tokens."""
+    """What one leg measured, in seconds, tokens and bytes.
+
+    The prefill leg's come with token 0, before its transfer is over: what that took comes with the
+    decode leg's, at the end. `max_gap_s` is the longest time between two tokens of the decode leg.
+    """
 
     queue_s: Seconds = 0.0
     compute_s: Seconds = 0.0
     num_cached_tokens: Position = 0
+    transfer_s: Seconds = 0.0
+    transfer_bytes: Gauge = 0
+    max_gap_s: Seconds = 0.0
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):

@@ -17,7 +17,6 @@ from bootstrap.messages import (
     HandoffRecord,
     LegFailed,
     LegProgress,
-    LegStats,
     Manifest,
     PrefillStarted,
     RoomTokens,
@@ -34,9 +33,19 @@ from decode.quarantine import Quarantine
 from decode.request import STAGES, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
 from engine.commands import flush_cache
-from engine.core import PeerJoined, PeerLeft, Post, Received, StepPlan, StepResult, SwapIn
+from engine.core import (
+    CompileGrammar,
+    GrammarCompiled,
+    PeerJoined,
+    PeerLeft,
+    Post,
+    Received,
+    StepPlan,
+    StepResult,
+    SwapIn,
+)
 from engine.limits import EngineLimits
-from engine.step import NumericalFault, SampledToken
+from engine.step import RowFault, SampledToken
 from kv_transfer.prefix import prompt_digest
 
 PROGRESS_INTERVAL_S = 1.0
@@ -77,6 +86,8 @@ class DecodeCore:
             self._prefill_joined(event.info)
         elif isinstance(event, PeerLeft):
             self._peer_left(event, now)
+        elif isinstance(event, GrammarCompiled):
+            self._grammar_compiled(event, now)
         elif isinstance(event, TornDown):
             self.quarantine.torn_down(event.ref, now)
 
@@ -106,10 +117,12 @@ class DecodeCore:
         batches: dict[Peer, list[RoomTokens]] = {}
         for room, result in zip(plan.rooms, results, strict=True):
             request = self._rooms[room]
-            if isinstance(result, NumericalFault):
-                self._fail(request, FailureReason.NUMERICAL, result.detail, now)
+            if isinstance(result, RowFault):
+                self._fail(request, result.reason, result.detail, now)
             elif isinstance(result, SampledToken):
-                tokens = self._sampled(request, result.token_id, now)
+                tokens = self._sampled(request, result, now)
+                if tokens is None:
+                    continue
                 batches.setdefault(request.dispatch.reply_to, []).append(tokens)
         self._out.extend(Post(peer, TokenBatch(tuple(rooms))) for peer, rooms in batches.items())
 
@@ -167,7 +180,20 @@ class DecodeCore:
         token_ids = list(dispatch.prompt_token_ids)
         request = DecodeRequest(dispatch, now, token_ids, self.scheduler.hasher.hashes(token_ids))
         self._rooms[request.room] = request
+        if dispatch.sampling.grammar is not None:
+            self._out.append(CompileGrammar(request.room, dispatch.sampling.grammar))
         self._start_if_ready(request)
+
+    def _grammar_compiled(self, event: GrammarCompiled, now: float) -> None:
+        request = self._rooms.get(event.room)
+        if request is None:
+            return
+        if event.problem is not None:
+            self._fail(request, FailureReason.BAD_REQUEST, event.problem, now)
+            return
+        request.grammar = event.grammar
+        if request.state is _S.EXPECTED:
+            self._start_if_ready(request)
 
     def _refusal(self, dispatch: DecodeDispatch) -> tuple[FailureReason, str] | None:
         if self._draining:
@@ -197,9 +223,12 @@ class DecodeCore:
             self._post_manifest(request)
 
     def _start_if_ready(self, request: DecodeRequest) -> None:
-        """Pages are promised only to a writer whose death would be told us."""
+        """Pages are promised only to a writer whose death would be told us.
+
+        A room without its grammar takes none: it could not decode.
+        """
         known = request.dispatch.prefill.ref in self._prefills
-        if known and self._started_early.discard(request.room):
+        if known and not request.waits_for_grammar and self._started_early.discard(request.room):
             self.scheduler.started(request)
 
     def _post_manifest(self, request: DecodeRequest) -> None:
@@ -219,6 +248,7 @@ class DecodeCore:
                 self._fail(request, FailureReason.HANDOFF_REJECTED, fault, now)
                 return
             self.scheduler.commit(request, record.token_id, now)
+            request.record, request.token_at = record, now
             self._out.append(InboundClosed(record.room))
         elif request is None:
             self._writer_stopped(sender, record.room, record.epoch)  # it follows the last write
@@ -285,19 +315,24 @@ class DecodeCore:
 
     # --- steps and ends ------------------------------------------------------------------------
 
-    def _sampled(self, request: DecodeRequest, token_id: int, now: float) -> RoomTokens:
-        position = request.next_position
-        self.scheduler.append(request, token_id)
-        finish = request.dispatch.sampling.finish_at(position, token_id)
-        stats = None
+    def _sampled(
+        self, request: DecodeRequest, token: SampledToken, now: float
+    ) -> RoomTokens | None:
+        """What the balancer gets; None for a token that cannot be."""
+        sampling, position = request.dispatch.sampling, request.next_position
+        if token.token_id >= self._limits.vocab_size:
+            detail = f"token id {token.token_id} beyond vocabulary {self._limits.vocab_size}"
+            self._fail(request, FailureReason.NUMERICAL, detail, now)
+            return None
+        self.scheduler.append(request, token.token_id)
+        request.max_gap_s = max(request.max_gap_s, now - request.token_at)
+        request.token_at = now
+        finish, stats = token.finish_at(sampling, position), None
         if finish is not None:
-            stats = LegStats(
-                queue_s=request.admitted_at - request.arrived_at,
-                compute_s=now - request.committed_at,
-                num_cached_tokens=request.num_cached,
-            )
+            stats = request.stats(now)
             self._end(request, now)
-        return RoomTokens(request.room, position, (token_id,), finish, stats)
+        logprobs = token.logprobs(sampling)
+        return RoomTokens(request.room, position, (token.token_id,), finish, stats, logprobs)
 
     def _fail(self, request: DecodeRequest, reason: FailureReason, detail: str, now: float) -> None:
         needs_prefill = request.state in _NEEDS_PREFILL

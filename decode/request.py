@@ -5,7 +5,8 @@ from enum import Enum
 
 from bootstrap.errors import IllegalTransition
 from bootstrap.identity import short_room
-from bootstrap.messages import DecodeDispatch, Stage
+from bootstrap.messages import DecodeDispatch, HandoffRecord, LegStats, Stage
+from engine.step import SampleMemory
 
 
 class DecodeState(Enum):
@@ -59,12 +60,17 @@ class DecodeRequest:
     token_ids: list[int]  # prompt, then output
     hashes: list[bytes]
     state: DecodeState = DecodeState.EXPECTED
+    grammar: object = None  # compiled; None where none is wanted, or not yet there
+    memory: SampleMemory = field(default_factory=SampleMemory)
     pages: list[int] = field(default_factory=list)
     num_cached: int = 0  # prompt tokens that were not transferred
     epoch: int = 0
     admitted_at: float = 0.0
     committed_at: float = 0.0
     num_named: int = 0  # blocks named in the prefix cache
+    record: HandoffRecord | None = None  # from commit on
+    token_at: float = 0.0  # when the last token came
+    max_gap_s: float = 0.0
     _story: list[str] = field(default_factory=list)
 
     @property
@@ -76,6 +82,11 @@ class DecodeRequest:
     def num_prompt_tokens(self) -> int:
         """Prompt length in tokens."""
         return len(self.dispatch.prompt_token_ids)
+
+    @property
+    def waits_for_grammar(self) -> bool:
+        """Whether no token can be sampled yet."""
+        return self.dispatch.sampling.grammar is not None and self.grammar is None
 
     @property
     def num_kv_tokens(self) -> int:
@@ -91,6 +102,19 @@ class DecodeRequest:
     def deadline_at(self) -> float:
         """When the request's own deadline passes, on this engine's clock."""
         return self.arrived_at + self.dispatch.deadline_s
+
+    def stats(self, now: float) -> LegStats:
+        """What this leg measured, once it decodes, and what the record told of the transfer."""
+        record = self.record
+        assert record is not None
+        return LegStats(
+            queue_s=self.admitted_at - self.arrived_at,
+            compute_s=now - self.committed_at,
+            num_cached_tokens=self.num_cached,
+            transfer_s=record.transfer_s,
+            transfer_bytes=record.transfer_bytes,
+            max_gap_s=self.max_gap_s,
+        )
 
     def advance(self, event: DecodeEvent) -> None:
         """Make a move of the table; raises IllegalTransition with the request's story."""

@@ -57,10 +57,12 @@ class DecodeScheduler:
         request.committed_at = now
         request.token_ids.append(token_id)
         self.running[request.room] = request
-        self._name_blocks(request)
 
     def append(self, request: DecodeRequest, token_id: int) -> None:
-        """A step computed the KV of the request's last token and sampled the next one."""
+        """A step computed the KV of the request's last token and sampled the next one.
+
+        That its logits were finite shows that all its KV is: only now are blocks named.
+        """
         request.token_ids.append(token_id)
         self._name_blocks(request)
 
@@ -179,5 +181,11 @@ def _by_age(requests: Iterable[DecodeRequest]) -> dict[bytes, DecodeRequest]:
 
 def _chunk(request: DecodeRequest) -> SequenceChunk:
     """The request's last token: its KV is computed, and the next token sampled."""
-    sample = SampleAt(request.dispatch.sampling, request.next_position, request.token_ids)
+    sample = SampleAt(
+        request.dispatch.sampling,
+        request.next_position,
+        request.token_ids,
+        request.memory,
+        request.grammar,
+    )
     return SequenceChunk(request.token_ids[-1:], request.num_kv_tokens, request.pages, sample)

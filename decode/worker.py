@@ -6,7 +6,7 @@ from bootstrap.identity import Peer, Role, WorkerRef
 from bootstrap.messages import Message, WorkerInfo
 from decode.core import DecodeCore
 from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown, TornDown
-from engine.core import PeerJoined, PeerLeft, Post, Received
+from engine.core import CompileGrammar, PeerJoined, PeerLeft, Post, Received
 from engine.host import EngineHost, Links
 from engine.limits import EngineLimits
 from engine.settings import EngineSettings
@@ -32,6 +32,8 @@ class DecodeRole:
             links.pump.close_inbound()
         elif isinstance(instruction, DropSwap):
             links.drop_swap(instruction.room)
+        elif isinstance(instruction, CompileGrammar):
+            links.compile_grammar(instruction)
         elif isinstance(instruction, TearDown):
             torn_down = TornDown(instruction.ref)
             links.pump.remove_peer(instruction.agent_name, lambda: links.put(torn_down))

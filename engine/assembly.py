@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -11,6 +12,7 @@ from bootstrap.errors import ConfigError
 from bootstrap.messages import WorkerLimits
 from engine.arena import arena_tensor
 from engine.contract import contract_for, layout_for
+from engine.grammar_compiler import GrammarCompiler
 from engine.limits import EngineLimits
 from engine.loader import load_model
 from engine.runner import ModelRunner
@@ -27,13 +29,14 @@ OnStage = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """Ready to run; `backend` holds the arena's memory and is the holder's to close."""
+    """Ready to run; `backend` holds the arena's memory, and it and `grammars` are the holder's to close."""
 
     stepper: ModelStepper
     backend: TransferBackend
     layout: KVLayout
     limits: EngineLimits
     contract: KVContract
+    grammars: GrammarCompiler
 
 
 def build_engine(settings: EngineSettings, agent_name: str, say: OnStage) -> EngineParts:
@@ -58,15 +61,16 @@ def build_engine(settings: EngineSettings, agent_name: str, say: OnStage) -> Eng
         arena = arena_tensor(backend.allocate(layout.num_bytes), layout, settings.dtype)
         stepper = ModelStepper(ModelRunner(loaded, layout, arena), SwapSpace(arena))
         undo.pop_all()
-    return EngineParts(
-        stepper, backend, layout, _limits(settings, loaded.config.vocab_size), contract
-    )
+    limits = _limits(settings, loaded.config.vocab_size, layout.block_bytes)
+    grammars = GrammarCompiler(Path(settings.model_dir))
+    return EngineParts(stepper, backend, layout, limits, contract, grammars)
 
 
-def _limits(settings: EngineSettings, vocab_size: int) -> EngineLimits:
+def _limits(settings: EngineSettings, vocab_size: int, block_bytes: int) -> EngineLimits:
     return EngineLimits(
         num_blocks=settings.num_blocks,
         block_size=settings.block_size,
+        block_bytes=block_bytes,
         vocab_size=vocab_size,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,

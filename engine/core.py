@@ -10,9 +10,10 @@ from typing import Protocol
 
 from bootstrap.identity import Peer, WorkerRef
 from bootstrap.messages import Message, WorkerInfo, WorkerLoad
-from engine.step import NumericalFault, SampledToken, SequenceChunk
+from bootstrap.sampling import GrammarSpec
+from engine.step import RowFault, SampledToken, ScoredPrompt, SequenceChunk
 
-StepResult = SampledToken | NumericalFault | None
+StepResult = SampledToken | ScoredPrompt | RowFault | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,23 @@ class PeerLeft:
 
     ref: WorkerRef
     dead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarCompiled:
+    """Event: the room's grammar, for its SampleAt, or what is wrong with it."""
+
+    room: bytes
+    grammar: object
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompileGrammar:
+    """Instruction: answered by `GrammarCompiled`."""
+
+    room: bytes
+    spec: GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from bootstrap.mailbox import Mailbox
 from bootstrap.messages import CommandAnswered, Message, SetLogLevel, WorkerInfo, WorkerLoad
 from bootstrap.security import Security
 from engine.assembly import EngineParts, OnStage, build_engine, published_limits
-from engine.core import EngineCore
+from engine.core import CompileGrammar, EngineCore, GrammarCompiled
+from engine.grammar_compiler import Grammar
 from engine.limits import EngineLimits
 from engine.loop import EngineLoop
 from engine.settings import EngineSettings
@@ -41,6 +42,7 @@ class Links:
     put: Callable[[object], None]  # an event for the core
     pump: TransferPump
     drop_swap: Callable[[bytes], None]  # on the loop's thread only
+    compile_grammar: Callable[[CompileGrammar], None]
     block_bytes: int
 
 
@@ -114,6 +116,7 @@ class EngineHost:
         with ExitStack() as closers:
             parts = build_engine(self.settings, agent_name, say)
             closers.callback(parts.backend.close)
+            closers.callback(parts.grammars.close)
             self._role = self._make_role(parts.limits, lambda: self._links)
             self._loop = EngineLoop(self._role.core, parts.stepper, self._role.execute)
             self._open_wire(parts, closers)
@@ -166,6 +169,7 @@ class EngineHost:
             put=self._loop.inbox.put,
             pump=self._pump,
             drop_swap=parts.stepper.swap.drop,
+            compile_grammar=lambda instruction: self._compile_grammar(parts, instruction),
             block_bytes=parts.layout.block_bytes,
         )
         self._info = WorkerInfo(
@@ -186,6 +190,13 @@ class EngineHost:
         closers.callback(self._client.stop, unregister=True)
         closers.callback(self._pump.stop)
         closers.callback(self._mailbox.stop)
+
+    def _compile_grammar(self, parts: EngineParts, instruction: CompileGrammar) -> None:
+        def done(outcome: Grammar | str) -> None:
+            grammar, problem = (None, outcome) if isinstance(outcome, str) else (outcome, None)
+            self._loop.inbox.put(GrammarCompiled(instruction.room, grammar, problem))
+
+        parts.grammars.submit(instruction.spec, done)
 
     def _start_threads(self, closers: ExitStack) -> None:
         loop = threading.Thread(target=self._run, name=f"loop-{self.ref}", daemon=True)

@@ -8,7 +8,10 @@ from bootstrap.messages import FailureReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """Limits in tokens, blocks and requests. `max_num_batched_tokens` bounds one prefill step."""
+    """Limits in tokens, blocks and requests. `max_num_batched_tokens` bounds one prefill step.
+
+    `block_bytes` is a block's size in memory, for statistics.
+    """
 
     num_blocks: int
     block_size: int
@@ -18,6 +21,7 @@ class EngineLimits:
     max_queue: int
     max_num_batched_tokens: int
     prefix_caching: bool = True
+    block_bytes: int = 0
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""

@@ -1,13 +1,17 @@
 """Runs steps: a mix of prompt chunks and decode tokens of many sequences as one flat batch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 import torch
 
+from engine.core import StepResult
 from engine.kernels.torch_cpu import TorchCpuAttention
 from engine.loader import LoadedModel
 from engine.sampler import sample
-from engine.step import NumericalFault, SampledToken, SequenceChunk
+from engine.scoring import score
+from engine.step import NumericalFault, RowFault, SampledToken, ScoredPrompt, SequenceChunk
 from engine.transformer import Transformer
 from kv_transfer.layout import KVLayout
 
@@ -20,8 +24,8 @@ class ModelRunner:
         self._transformer = Transformer(config, loaded.weights)
         self._kernel = TorchCpuAttention(arena, layout, config.num_heads, config.attention_scale)
 
-    def step(self, chunks: Sequence[SequenceChunk]) -> list[SampledToken | NumericalFault | None]:
-        """One result per chunk, None where it does not sample.
+    def step(self, chunks: Sequence[SequenceChunk]) -> list[StepResult]:
+        """One result per chunk, None where it neither samples nor scores.
 
         Raises LocalMisuse for chunks whose pages do not cover them.
         """
@@ -29,30 +33,45 @@ class ModelRunner:
             return []
         order = sorted(range(len(chunks)), key=lambda i: _batch_key(chunks[i]))
         ordered = [chunks[i] for i in order]
-        logits = self._logits(ordered)
+        hidden = self._hidden(ordered)
+        ends = list(accumulate(len(chunk.token_ids) for chunk in ordered))
         wanted = [chunk.sample for chunk in ordered if chunk.sample is not None]
+        rows = [end - 1 for end, c in zip(ends, ordered, strict=True) if c.sample is not None]
+        logits = self._transformer.logits(hidden[torch.tensor(rows, dtype=torch.long)])
         outcomes = iter(sample(logits, wanted))
-        results: list[SampledToken | NumericalFault | None] = [None] * len(chunks)
-        for i in order:
-            if chunks[i].sample is not None:
-                results[i] = next(outcomes)
+        results: list[StepResult] = [None] * len(chunks)
+        for i, end, chunk in zip(order, ends, ordered, strict=True):
+            outcome = None if chunk.sample is None else next(outcomes)
+            own = hidden[end - len(chunk.token_ids) : end]
+            results[i] = self._scored(own, chunk, outcome) if chunk.scored_token_ids else outcome
         return results
 
-    def _logits(self, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
-        """Logits after the last token of each chunk that samples, [num_sampling, vocab]."""
+    def _hidden(self, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
+        """Last hidden states of all the chunks' tokens, [num_tokens, hidden]."""
         token_ids: list[int] = []
         positions: list[int] = []
-        logit_rows: list[int] = []
         for chunk in chunks:
             token_ids.extend(chunk.token_ids)
             positions.extend(range(chunk.start, chunk.start + len(chunk.token_ids)))
-            if chunk.sample is not None:
-                logit_rows.append(len(token_ids) - 1)
         return self._transformer.forward(
-            torch.tensor(token_ids),
-            torch.tensor(positions),
-            self._kernel.begin(chunks),
-            torch.tensor(logit_rows, dtype=torch.long),
+            torch.tensor(token_ids), torch.tensor(positions), self._kernel.begin(chunks)
+        )
+
+    def _scored(
+        self, hidden: torch.Tensor, chunk: SequenceChunk, outcome: SampledToken | RowFault | None
+    ) -> StepResult:
+        """The chunk's outcome with its prompt tokens' log probabilities."""
+        scored = score(
+            hidden, chunk.scored_token_ids, chunk.num_prompt_logprobs, self._transformer.logits
+        )
+        if scored is None:
+            return NumericalFault("the prompt's logits hold NaN or infinity")
+        if outcome is None:
+            return ScoredPrompt(scored)
+        return (
+            replace(outcome, prompt_logprobs=scored)
+            if isinstance(outcome, SampledToken)
+            else outcome
         )
 
 

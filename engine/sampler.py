@@ -6,12 +6,15 @@ cumulative distribution over tokens in descending order of probability, ties bro
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import torch
 
 from bootstrap.sampling import SamplingParams
-from engine.step import NumericalFault, SampleAt, SampledToken
+from engine.grammar import BadGrammar
+from engine.shaping import completes, shaped, shapes
+from engine.step import GrammarFault, NumericalFault, RowFault, SampleAt, SampledToken
 
 _FIRST_CANDIDATES = 64  # most probable tokens looked at first; the rest are sorted only if needed
 _PERSON = b"pdserve-sample"
@@ -25,11 +28,11 @@ def uniform(seed: int, position: int) -> float:
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, wanted: Sequence[SampleAt]) -> list[SampledToken | NumericalFault]:
+def sample(logits: torch.Tensor, wanted: Sequence[SampleAt]) -> list[SampledToken | RowFault]:
     """One outcome per row of float32 [len(wanted), vocab].
 
-    Log probabilities are those of the whole distribution at temperature 1, before any filter. A row
-    with NaN or infinity becomes a NumericalFault and leaves the others alone.
+    Log probabilities are those of the model's own distribution: before bias, penalties, grammar,
+    temperature and filters. A row with NaN or infinity becomes a fault and leaves the others alone.
     """
     if not wanted:
         return []
@@ -37,48 +40,63 @@ def sample(logits: torch.Tensor, wanted: Sequence[SampleAt]) -> list[SampledToke
     finite = (logits.amin(dim=-1).isfinite() & logits.amax(dim=-1).isfinite()).tolist()
     best = logits.argmax(dim=-1).tolist()
     log_total = torch.logsumexp(logits, dim=-1).tolist()
-    outcomes: list[SampledToken | NumericalFault] = []
-    for row, at in enumerate(wanted):
-        if not finite[row]:
+    outcomes: list[SampledToken | RowFault] = []
+    for index, at in enumerate(wanted):
+        if not finite[index]:
             outcomes.append(NumericalFault("the logits hold NaN or infinity"))
             continue
-        token_id = best[row]
-        banned = _banned_ids(at, logits.shape[1])
-        if at.params.temperature > 0 or token_id in banned:
-            token_id = _choose(_without(logits[row], banned), at)
-        if token_id in banned:
+        row = logits[index]
+        try:
+            token_id, complete = _next_token(row, best[index], at)
+        except BadGrammar as error:
+            outcomes.append(GrammarFault(f"grammar: {error}"))
+            continue
+        if token_id is None:
             outcomes.append(NumericalFault("every token of the vocabulary is banned"))
             continue
-        logprob = float(logits[row, token_id]) - log_total[row]
-        outcomes.append(SampledToken(token_id, min(logprob, 0.0)))
+        logprob = min(float(row[token_id]) - log_total[index], 0.0)
+        top = _top(row, log_total[index], at.params.num_logprobs or 0)
+        outcomes.append(SampledToken(token_id, logprob, top, complete))
     return outcomes
 
 
-def _banned_ids(at: SampleAt, vocab_size: int) -> list[int]:
-    """A client may name ids that the model does not have; they ban nothing."""
-    return [i for i in at.params.banned_at(at.position) if i < vocab_size]
+def _next_token(row: torch.Tensor, best: int, at: SampleAt) -> tuple[int | None, bool]:
+    """The token, None where none may come, and whether it completes the grammar."""
+    if not shapes(at.params, at.position):
+        return (best if at.params.temperature == 0 else _choose(row, at)), False
+    changed = shaped(row, at)
+    if changed is None:
+        return None, False
+    token_id = _choose(changed, at)
+    return token_id, completes(at, token_id)
 
 
-def _without(row: torch.Tensor, banned: list[int]) -> torch.Tensor:
-    if not banned:
-        return row
-    row = row.clone()
-    row[banned] = -torch.inf
-    return row
+def _top(row: torch.Tensor, log_total: float, count: int) -> tuple[tuple[int, float], ...]:
+    """The most probable tokens, descending, with their log probabilities."""
+    if not count:
+        return ()
+    ids = _most_probable(row, min(count, len(row)))
+    pairs = zip(ids.tolist(), row[ids].tolist(), strict=True)
+    return tuple((token_id, min(logit - log_total, 0.0)) for token_id, logit in pairs)
 
 
 def _choose(row: torch.Tensor, at: SampleAt) -> int:
-    """A token of the filtered, renormalised distribution of one row, or the greedy one."""
+    """A token of the filtered, renormalised distribution of one row, or the greedy one.
+
+    In vLLM's order: temperature, then min_p, then top_k, then top_p of what those leave.
+    """
     params = at.params
     if params.temperature == 0:
         return int(row.argmax())
     scaled = (row.double() - row.max()) / params.temperature  # the largest is 0
+    if params.min_p > 0:
+        scaled[scaled < math.log(params.min_p)] = -torch.inf
     total = None if params.top_k else float(scaled.exp().sum())
     draw = uniform(params.seed, at.position)
-    limit = min(params.top_k or len(row), len(row))
+    limit = min(params.top_k or len(row), int((scaled > -torch.inf).sum()))
     num_candidates = min(limit, _FIRST_CANDIDATES)
     while True:
-        ids = _most_probable(row, num_candidates)
+        ids = _most_probable(scaled, num_candidates)
         cumulative = scaled[ids].exp().cumsum(0)
         complete = num_candidates == limit
         chosen = _invert(cumulative, total, complete, params, draw)

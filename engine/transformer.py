@@ -31,12 +31,8 @@ class Transformer:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         attention: StepAttention,
-        logit_rows: torch.Tensor,
     ) -> torch.Tensor:
-        """Run [num_tokens] ids at their positions; float32 logits [len(logit_rows), vocab].
-
-        Only the named rows meet the vocabulary matrix.
-        """
+        """Run [num_tokens] ids at their positions; their last hidden states for `logits`."""
         weights, eps = self._weights, self._config.rms_norm_eps
         x = embedding(token_ids, weights.embedding)  # [num_tokens, hidden]
         rotation = Rotation(positions, self._inv_freq, self._rope_factor, x.dtype)
@@ -46,7 +42,13 @@ class Transformer:
             normed = rms_norm(x, x.shape[-1:], layer.mlp_norm, eps)
             gated = silu(_apply(layer.gate, normed)).mul_(_apply(layer.up, normed))
             x = x + _apply(layer.down, gated)
-        x = rms_norm(x[logit_rows], x.shape[-1:], weights.norm, eps)
+        return x
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [rows, vocab] of the token after each of [rows, hidden]."""
+        weights = self._weights
+        x = rms_norm(hidden, hidden.shape[-1:], weights.norm, self._config.rms_norm_eps)
         return project(x, weights.head, None).float()
 
     def _attend(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from bootstrap.identity import Peer
 from bootstrap.messages import (
+    MAX_PROMPT_LOGPROBS,
     AbortRoom,
     FailureReason,
     FlushCache,
@@ -30,9 +31,9 @@ from bootstrap.messages import (
 from bootstrap.recent_rooms import RecentRooms
 from bootstrap.sampling import FinishReason
 from engine.commands import flush_cache
-from engine.core import Post, Received, StepPlan, StepResult
+from engine.core import CompileGrammar, GrammarCompiled, Post, Received, StepPlan, StepResult
 from engine.limits import EngineLimits
-from engine.step import NumericalFault, SampleAt, SampledToken, SequenceChunk
+from engine.step import RowFault, SampleAt, SampledToken, ScoredPrompt, SequenceChunk
 from kv_transfer.ledger import PageLedger
 from kv_transfer.prefix import BlockHasher, prompt_digest
 from prefill.handoffs import (
@@ -87,6 +88,8 @@ class PrefillCore:
             self._transfer_closed(event.room, now)
         elif isinstance(event, TransferFailed):
             self._fail(event.room, event.reason, event.detail, now)
+        elif isinstance(event, GrammarCompiled):
+            self._grammar_compiled(event, now)
 
     def tick(self, now: float) -> None:
         """Deadlines, and once a second a word to each balancer about its rooms."""
@@ -109,6 +112,8 @@ class PrefillCore:
             if request is None:
                 break
             chunk = self._chunk(request, budget)
+            if chunk is None:
+                continue
             budget -= len(chunk.token_ids)
             rooms.append(request.room)
             chunks.append(chunk)
@@ -119,10 +124,12 @@ class PrefillCore:
         for room, chunk, result in zip(plan.rooms, plan.chunks, results, strict=True):
             request = self._computing[room]
             request.num_computed = chunk.start + len(chunk.token_ids)
-            if isinstance(result, NumericalFault):
-                self._fail(room, FailureReason.NUMERICAL, result.detail, now)
+            if isinstance(result, ScoredPrompt | SampledToken):
+                request.prompt_logprobs.extend(result.prompt_logprobs)
+            if isinstance(result, RowFault):
+                self._fail(room, result.reason, result.detail, now)
             elif isinstance(result, SampledToken):
-                self._prompt_computed(request, result.token_id, now)
+                self._prompt_computed(request, result, now)
             elif request.transfers:
                 num_full = request.num_computed // self._limits.block_size
                 self._out.append(BlocksComputed(room, num_full))
@@ -162,6 +169,15 @@ class PrefillCore:
         request = PrefillRequest(dispatch, arrived_at=now, hashes=hashes)
         self._rooms[request.room] = request
         self._queue.append(request)
+        if dispatch.sampling.grammar is not None:
+            self._out.append(CompileGrammar(request.room, dispatch.sampling.grammar))
+
+    def _grammar_compiled(self, event: GrammarCompiled, now: float) -> None:
+        request = self._rooms.get(event.room)
+        if event.problem is not None:
+            self._fail(event.room, FailureReason.BAD_REQUEST, event.problem, now)
+        elif request is not None:
+            request.grammar = event.grammar
 
     def _refusal(self, dispatch: PrefillDispatch) -> tuple[FailureReason, str] | None:
         if self._draining:
@@ -171,6 +187,10 @@ class PrefillCore:
         left = dispatch.sampling.max_tokens - dispatch.output_offset
         if left < 1 or (left > 1 and dispatch.decode is None):
             return FailureReason.BAD_REQUEST, f"{left} tokens left and no decode engine for them"
+        if dispatch.num_prompt_logprobs is not None:
+            num = len(dispatch.prompt_token_ids) * (dispatch.num_prompt_logprobs + 1)
+            if num > MAX_PROMPT_LOGPROBS:
+                return FailureReason.TOO_LARGE, f"{num} prompt logprobs, of {MAX_PROMPT_LOGPROBS}"
         return self._limits.refusal(dispatch.prompt_token_ids, dispatch.output_offset)
 
     def _start_next(self, now: float) -> PrefillRequest | None:
@@ -198,28 +218,45 @@ class PrefillCore:
         return request
 
     def _cached_prefix(self, request: PrefillRequest) -> list[int]:
-        """Cached pages of the prompt, short of its last token: that one must be computed."""
-        if not self._limits.prefix_caching:
+        """Cached pages of the prompt, short of its last token: that one must be computed.
+
+        Tokens that are to be scored must be computed too: pages hold no logits.
+        """
+        if not self._limits.prefix_caching or request.num_scored:
             return []
         usable = (request.num_tokens - 1) // self._limits.block_size
         return self.ledger.lookup(request.hashes[:usable])
 
-    def _chunk(self, request: PrefillRequest, budget: int) -> SequenceChunk:
+    def _chunk(self, request: PrefillRequest, budget: int) -> SequenceChunk | None:
+        """The next tokens, or None while all that is left waits for the grammar."""
+        dispatch, token_ids = request.dispatch, request.dispatch.prompt_token_ids
         start = request.num_computed
-        end = min(request.num_tokens, start + budget)
+        end = min(request.num_tokens - request.waits_for_grammar, start + budget)
+        if end == start:
+            return None
         sample = None
         if end == request.num_tokens:
-            dispatch = request.dispatch
-            sample = SampleAt(dispatch.sampling, dispatch.output_offset, dispatch.prompt_token_ids)
-        token_ids = request.dispatch.prompt_token_ids[start:end]
-        return SequenceChunk(token_ids, start, request.pages, sample)
+            position, grammar = dispatch.output_offset, request.grammar
+            sample = SampleAt(dispatch.sampling, position, token_ids, grammar=grammar)
+        return SequenceChunk(
+            token_ids[start:end],
+            start,
+            request.pages,
+            sample,
+            dispatch.num_prompt_logprobs or 0,
+            token_ids[start + 1 : min(end + 1, request.num_scored)],
+        )
 
     # --- outcomes ------------------------------------------------------------------------------
 
-    def _prompt_computed(self, request: PrefillRequest, token_id: int, now: float) -> None:
-        dispatch = request.dispatch
+    def _prompt_computed(self, request: PrefillRequest, token: SampledToken, now: float) -> None:
+        dispatch, token_id = request.dispatch, token.token_id
+        if token_id >= self._limits.vocab_size:
+            detail = f"token id {token_id} beyond vocabulary {self._limits.vocab_size}"
+            self._fail(request.room, FailureReason.NUMERICAL, detail, now)
+            return
         position = dispatch.output_offset
-        finish = dispatch.sampling.finish_at(position, token_id)
+        finish = token.finish_at(dispatch.sampling, position)
         if finish is None and token_id in dispatch.bootstrap_stop_ids:
             finish = FinishReason.STOP
         if self._limits.prefix_caching:
@@ -230,7 +267,12 @@ class PrefillCore:
             compute_s=now - request.started_at,
             num_cached_tokens=request.num_cached,
         )
-        tokens = RoomTokens(request.room, position, (token_id,), finish, stats)
+        logprobs = token.logprobs(dispatch.sampling)
+        prompt_logprobs = tuple(request.prompt_logprobs)
+        request.prompt_logprobs.clear()
+        tokens = RoomTokens(
+            request.room, position, (token_id,), finish, stats, logprobs, prompt_logprobs
+        )
         self._out.append(Post(dispatch.reply_to, TokenBatch((tokens,))))
         if finish is None:
             self._hand_off(request, token_id)

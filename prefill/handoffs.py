@@ -115,12 +115,27 @@ class _Handoff:
     closed: bool = False
     committed: HandoffRecord | None = None
     resend_at: float = 0.0
+    num_writing: int = 0
+    writing_since: float = 0.0
+    transfer_s: float = 0.0  # during which at least one write was under way
+    num_sent: int = 0  # blocks
+
+    def write_began(self, num_blocks: int, now: float) -> None:
+        self.writing_since = now if not self.num_writing else self.writing_since
+        self.num_writing += 1
+        self.num_sent += num_blocks
+
+    def write_ended(self, now: float) -> None:
+        self.num_writing -= 1
+        if not self.num_writing:
+            self.transfer_s += now - self.writing_since
 
 
 class Handoffs:
     """A room is here from OpenTransfer until it is committed and accepted, or ended and drained."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int = 0) -> None:
+        self._block_bytes = block_bytes
         self._now = 0.0
         self._rooms: dict[bytes, _Handoff] = {}
         self._agents: dict[WorkerRef, str] = {}
@@ -133,6 +148,10 @@ class Handoffs:
 
     def __len__(self) -> int:
         return len(self._rooms)
+
+    def pass_time(self, now: float) -> None:
+        """It is `now`, for what comes next."""
+        self._now = now
 
     def tick(self, now: float) -> None:
         """Let time pass: a start or a record that nobody answered is sent again."""
@@ -192,6 +211,9 @@ class Handoffs:
 
     def written(self, room: bytes, write: int, error: str | None) -> None:
         """The pump finished a write, one way or the other."""
+        handoff = self._rooms.get(room)
+        if handoff is not None:
+            handoff.write_ended(self._now)
         self._feed(room, lambda h: h.sender.written(write, error))
 
     # --- membership ----------------------------------------------------------------------------
@@ -246,10 +268,16 @@ class Handoffs:
     def _carry_out(self, room: bytes, handoff: _Handoff, instruction: Instruction) -> None:
         if isinstance(instruction, StartWrite):
             agent_name = self._agents.get(handoff.decode.ref, "")
+            handoff.write_began(len(instruction.pairs), self._now)
             self._out.append(Submit(room, instruction.write, agent_name, instruction.pairs))
         elif isinstance(instruction, Commit):
             assert handoff.record is not None
-            record = msgspec.structs.replace(handoff.record, epoch=instruction.epoch)
+            record = msgspec.structs.replace(
+                handoff.record,
+                epoch=instruction.epoch,
+                transfer_s=handoff.transfer_s,
+                transfer_bytes=handoff.num_sent * self._block_bytes,
+            )
             handoff.committed = record
             handoff.resend_at = self._now + RESEND_INTERVAL_S
             self._out.append(Post(handoff.decode, record))

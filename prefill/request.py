@@ -5,7 +5,7 @@ from enum import Enum
 
 from bootstrap.errors import IllegalTransition
 from bootstrap.identity import short_room
-from bootstrap.messages import PrefillDispatch, Stage
+from bootstrap.messages import PrefillDispatch, Stage, TokenLogprobs
 
 
 class PrefillState(Enum):
@@ -53,11 +53,13 @@ class PrefillRequest:
     dispatch: PrefillDispatch
     arrived_at: float
     hashes: list[bytes]
+    grammar: object = None  # compiled; None where none is wanted, or not yet there
     state: PrefillState = PrefillState.QUEUED
     pages: list[int] = field(default_factory=list)
     num_cached: int = 0  # prompt tokens found in the prefix cache
     num_computed: int = 0  # prompt tokens whose KV is in the pages
     started_at: float = 0.0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # as chunks are computed
     _story: list[str] = field(default_factory=list)
 
     @property
@@ -69,6 +71,19 @@ class PrefillRequest:
     def num_tokens(self) -> int:
         """Prompt length in tokens."""
         return len(self.dispatch.prompt_token_ids)
+
+    @property
+    def num_scored(self) -> int:
+        """The prompt's tokens, short of earlier attempts' output, if they are to be scored."""
+        dispatch = self.dispatch
+        if dispatch.num_prompt_logprobs is None:
+            return 0
+        return self.num_tokens - dispatch.output_offset
+
+    @property
+    def waits_for_grammar(self) -> bool:
+        """Whether no token can be sampled yet."""
+        return self.dispatch.sampling.grammar is not None and self.grammar is None
 
     @property
     def deadline_at(self) -> float:

@@ -1,11 +1,13 @@
 """The prefill engine's threads and sockets around its core."""
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from bootstrap.identity import Peer, Role, WorkerRef
 from bootstrap.messages import HandoffAccepted, Manifest, Message, WorkerInfo
-from engine.core import Post, Received
+from engine.core import CompileGrammar, Post, Received
 from engine.host import EngineHost, Links
 from engine.limits import EngineLimits
 from engine.settings import EngineSettings
@@ -35,7 +37,7 @@ class PrefillRole:
     def __init__(self, limits: EngineLimits, links: Callable[[], Links]) -> None:
         self.core = PrefillCore(limits)
         self._links = links
-        self._handoffs = Handoffs()
+        self._handoffs = Handoffs(limits.block_bytes)
         self._lock = threading.Lock()
 
     def execute(self, instruction: object) -> None:
@@ -43,8 +45,10 @@ class PrefillRole:
         if isinstance(instruction, Post):
             self._links().post(instruction.peer, instruction.message)
             return
-        with self._lock:
-            handoffs = self._handoffs
+        if isinstance(instruction, CompileGrammar):
+            self._links().compile_grammar(instruction)
+            return
+        with self._locked() as handoffs:
             if isinstance(instruction, OpenTransfer):
                 handoffs.open(instruction)
             elif isinstance(instruction, BlocksComputed):
@@ -55,38 +59,41 @@ class PrefillRole:
                 handoffs.end(instruction.room)
             elif isinstance(instruction, PassTime):
                 handoffs.tick(instruction.now)
-            self._carry_out()
 
     def on_message(self, sender: Peer, message: Message) -> None:
         """Manifests and acknowledgements go past the loop: they must not wait for a step."""
         if isinstance(message, Manifest):
-            with self._lock:
-                self._handoffs.manifest(sender, message)
-                self._carry_out()
+            with self._locked() as handoffs:
+                handoffs.manifest(sender, message)
         elif isinstance(message, HandoffAccepted):
-            with self._lock:
-                self._handoffs.accepted(sender, message)
+            with self._locked() as handoffs:
+                handoffs.accepted(sender, message)
         else:
             self._links().put(Received(sender, message))
 
     def on_joined(self, info: WorkerInfo) -> None:
         """Decode engines are whom we write to."""
         if info.role is Role.DECODE:
-            with self._lock:
-                self._handoffs.decode_joined(info)
-                self._carry_out()
+            with self._locked() as handoffs:
+                handoffs.decode_joined(info)
 
     def on_left(self, ref: WorkerRef, dead: bool) -> None:
         """Whether dead or out of reach: nothing more is written there."""
-        with self._lock:
-            self._handoffs.decode_left(ref)
-            self._carry_out()
+        with self._locked() as handoffs:
+            handoffs.decode_left(ref)
 
     def on_written(self, tag: object, error: str | None) -> None:
         """The pump is done with a write."""
         assert isinstance(tag, Submit)
+        with self._locked() as handoffs:
+            handoffs.written(tag.room, tag.write, error)
+
+    @contextmanager
+    def _locked(self) -> Iterator[Handoffs]:
+        """The handoffs at the present time; what they put out is carried out."""
         with self._lock:
-            self._handoffs.written(tag.room, tag.write, error)
+            self._handoffs.pass_time(time.monotonic())
+            yield self._handoffs
             self._carry_out()
 
     def _carry_out(self) -> None:

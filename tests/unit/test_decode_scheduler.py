@@ -122,6 +122,7 @@ def test_no_more_are_active_than_sequences_are_allowed() -> None:
 def test_a_prefix_that_is_held_already_is_shared_and_not_transferred() -> None:
     rig = Rig()
     rig.run(1, 9, first=0)
+    rig.step()
     request = rig.start(2, 11, first=0)
     rig.plan()
     ledger = rig.scheduler.ledger
@@ -133,6 +134,7 @@ def test_a_prefix_that_is_held_already_is_shared_and_not_transferred() -> None:
 def test_a_whole_prompt_may_be_held_already() -> None:
     rig = Rig()
     rig.run(1, 8, first=0)
+    rig.step()
     request = rig.start(2, 8, first=0)
     rig.plan()
     assert rig.counts == {"free": 13, "in_use": 3}  # 1 has grown
@@ -142,6 +144,16 @@ def test_a_whole_prompt_may_be_held_already() -> None:
     first, second = (chunk.pages for chunk in plan.chunks)
     assert first[:2] == second[:2]
     assert first[2] != second[2], "two requests write one page"
+
+
+def test_what_was_received_is_found_only_after_a_step_that_computed_with_it() -> None:
+    rig = Rig()
+    rig.run(1, 9, first=0)
+    early = rig.start(2, 9, first=0)
+    rig.step()  # admits 2 before 1 has its token
+    late = rig.start(3, 9, first=0)
+    rig.plan()
+    assert (early.num_cached, late.num_cached) == (0, 8)
 
 
 def test_without_prefix_caching_nothing_is_shared() -> None:
