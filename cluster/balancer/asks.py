@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from bootstrap.codec import MAX_FRAME_BYTES
 from bootstrap.errors import RemoteFault
+from bootstrap.messages import MAX_PROMPT_LOGPROBS
 from bootstrap.sampling import SamplingParams
 from cluster.balancer.policy import Pool
 from cluster.balancer.request import RequestSpec
@@ -18,8 +18,6 @@ from cluster.balancer.text import TextRules
 
 MAX_SEED = (1 << 63) - 1
 MAX_OUTPUT = 1 << 20  # what a message can carry
-_SCORE_BYTES = 12  # on the wire: a token's log probability
-_RIVAL_BYTES = 16  # and one alternative, with its id
 
 
 class AskRefused(RemoteFault):
@@ -112,11 +110,10 @@ def _check_scores(ask: Ask, num_prompt: int) -> None:
     """A prompt's log probabilities come in one message."""
     if ask.num_prompt_logprobs is None:
         return
-    per_token = _SCORE_BYTES + _RIVAL_BYTES * ask.num_prompt_logprobs
-    most = MAX_FRAME_BYTES // 2 // per_token  # half: the frame is not theirs alone
+    most = MAX_PROMPT_LOGPROBS // (ask.num_prompt_logprobs + 1)
     if num_prompt > most:
         raise AskRefused(
-            f"log probabilities of a prompt with {ask.num_prompt_logprobs} alternatives are"
-            f" limited to {most} prompt tokens, and this one has {num_prompt}",
+            f"With {ask.num_prompt_logprobs} alternatives, log probabilities are limited to prompts"
+            f" of {most} tokens, and this one has {num_prompt}.",
             None,
         )

@@ -50,7 +50,7 @@ class RequestStats:
         return _between(self.arrived_at, self.first_token_at)
 
     @property
-    def transfer_s(self) -> float | None:
+    def handoff_s(self) -> float | None:
         """From the prefill engine's token to the decode engine's first, one step of it included."""
         return _between(self.first_token_at, self.second_token_at)
 
@@ -71,7 +71,8 @@ class RequestStats:
         return {
             "queue_s": None if prefill is None else _rounded(prefill.queue_s),
             "prefill_s": None if prefill is None else _rounded(prefill.compute_s),
-            "transfer_s": _rounded(self.transfer_s),
+            "transfer_s": None if decode is None else _rounded(decode.transfer_s),
+            "handoff_s": _rounded(self.handoff_s),
             "decode_s": None if decode is None else _rounded(decode.compute_s),
             "ttft_s": _rounded(self.ttft_s),
             "itl_s": _rounded(self.itl_s),

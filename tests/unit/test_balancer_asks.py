@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootstrap.identity import Role
-from bootstrap.messages import TokenLogprobs
-from bootstrap.sampling import MAX_LOGPROBS, SamplingParams
+from bootstrap.messages import MAX_PROMPT_LOGPROBS
+from bootstrap.sampling import SamplingParams
 from cluster.balancer.asks import Ask, AskRefused, requests_for, sample_seed
 from cluster.balancer.policy import Pool
 from tests.support.members import CONTRACT, LIMITS, worker_info
@@ -83,19 +83,16 @@ def test_no_tokens_at_all_cost_one():
         requests_for(ask(100, max_tokens=0), POOLS, ())
 
 
-def test_scores_of_a_prompt_fit_into_a_frame():
-    scores = tuple(
-        TokenLogprobs(-1e-9, tuple(((1 << 31) - 1, -1e-9) for _ in range(MAX_LOGPROBS)))
-        for _ in range(1000)
-    )
-    assert len(msgspec.msgpack.encode(scores)) < 1000 * (12 + 16 * MAX_LOGPROBS)
+def test_scores_of_a_prompt_are_bounded():
     limits = msgspec.structs.replace(LIMITS, max_model_len=1 << 20, num_blocks=1 << 20)
     workers = [worker_info(r.value, r, limits=limits) for r in (Role.PREFILL, Role.DECODE)]
     wide = Pool(CONTRACT, (workers[0],), (workers[1],))
-    requests_for(ask(20_000, num_prompt_logprobs=MAX_LOGPROBS), [wide], ())
-    with pytest.raises(AskRefused, match="limited to 25266 prompt tokens"):
-        requests_for(ask(26_000, num_prompt_logprobs=MAX_LOGPROBS), [wide], ())
-    requests_for(ask(26_000, num_prompt_logprobs=1), [wide], ())
+    most = MAX_PROMPT_LOGPROBS // 21
+    (spec,) = requests_for(ask(most, num_prompt_logprobs=20), [wide], ())
+    assert spec.num_prompt_logprobs == 20
+    with pytest.raises(AskRefused, match=f"prompts of {most} tokens"):
+        requests_for(ask(most + 1, num_prompt_logprobs=20), [wide], ())
+    requests_for(ask(most + 1, num_prompt_logprobs=1), [wide], ())
 
 
 @given(st.integers(-(2**63), 2**63 - 1))

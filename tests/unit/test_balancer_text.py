@@ -7,10 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from bootstrap.messages import TokenLogprobs
 from bootstrap.sampling import FinishReason, SamplingParams
 from cluster.balancer.detokenizer import IncrementalDetokenizer
 from cluster.balancer.stops import StopStrings, bootstrap_stop_ids
-from cluster.balancer.text import ChoiceText, TextRules
+from cluster.balancer.text import ChoiceText, TextDelta, TextRules
+from engine.token_bytes import token_bytes
 from tests.support.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, _tokenizer_json
 
 
@@ -189,3 +191,124 @@ def test_bootstrap_stop_ids_hold_a_whole_stop_string_in_their_own_text():
     assert bootstrap_stop_ids(vocabulary, ("the",)) == (1, 2)
     assert bootstrap_stop_ids(vocabulary, ("\ufffd",)) == ()
     assert bootstrap_stop_ids(vocabulary, ()) == ()
+
+
+def pushed(choice: ChoiceText, batches, finish=FinishReason.LENGTH):
+    """All deltas; every token's log probability says its place among all tokens."""
+    deltas, place = [], 0
+    for at, batch in enumerate(batches):
+        last = at == len(batches) - 1
+        scores = [TokenLogprobs(-float(place + i)) for i in range(len(batch))]
+        place += len(batch)
+        deltas.append(choice.push(tuple(batch), finish if last else None, scores))
+        if deltas[-1].finish:
+            break
+    return deltas
+
+
+def cut(ids, sizes):
+    """The ids in batches of these sizes, again and again."""
+    batches, at = [], 0
+    while at < len(ids):
+        for size in sizes:
+            batches.append(ids[at : at + size])
+            at += size
+    return [batch for batch in batches if batch] or [[]]
+
+
+sizes_of_batches = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+some_stops = st.lists(st.sampled_from(["a", "\n\n", "é", "👧", "本語", "\ufffd"]), max_size=2)
+
+
+@given(mixed, sizes_of_batches, some_stops, st.booleans())
+def test_text_and_tokens_do_not_depend_on_batches_and_tokens_stay_with_their_text(
+    ids, sizes, stops, include
+):
+    rules = TextRules(stops=tuple(stops), include_stop=include)
+    one_by_one = pushed(ChoiceText(decode, sampling(), rules), cut(ids, [1]))
+    batched = pushed(ChoiceText(decode, sampling(), rules), cut(ids, sizes))
+
+    def joined(deltas):
+        text = "".join(d.text for d in deltas)
+        return text, sum(d.num_tokens for d in deltas), [t for d in deltas for t in d.tokens]
+
+    assert joined(batched) == joined(one_by_one)
+    text, num_tokens, tokens = joined(batched)
+    assert [t.token_id for t in tokens] == list(ids[:num_tokens])
+    assert [t.logprobs.logprob for t in tokens] == [-float(i) for i in range(num_tokens)]
+    assert [t.offset for t in tokens] == sorted(t.offset for t in tokens)
+    assert text == (first_completed_or_all(decode(ids), stops, include))
+    shown = ""
+    for delta in batched:
+        shown += delta.text
+        for token in delta.tokens:
+            assert token.offset <= len(text)
+            assert token.shown == (token.offset < len(text))
+            assert token.offset < len(shown) or delta.finish
+
+
+def first_completed_or_all(text: str, stops: list[str], include: bool) -> str:
+    for end in range(len(text) + 1):
+        starts = [end - len(s) for s in stops if text[:end].endswith(s)]
+        if starts:
+            return text[: end if include else min(starts)]
+    return text
+
+
+@given(texts.filter(lambda text: "\ufffd" not in text))
+def test_offsets_point_at_the_characters_that_tokens_spell(text):
+    ids = tokenizer().encode(text, add_special_tokens=False).ids
+    tokens = [
+        t for d in pushed(ChoiceText(decode, sampling(), TextRules()), [ids]) for t in d.tokens
+    ]
+    raw, at = text.encode(), 0
+    for token in tokens:
+        assert token.offset == len(raw[:at].decode(errors="ignore"))
+        at += len(vocabulary_bytes()[token.token_id])
+    assert at == len(raw)
+
+
+@cache
+def vocabulary_bytes() -> tuple[bytes, ...]:
+    return token_bytes(tokenizer())
+
+
+def test_a_stop_token_is_shown_where_the_rules_include_it():
+    (a, b) = byte_ids(b"ab")
+    rules = TextRules(include_stop=True)
+    delta = ChoiceText(decode, sampling(stop_token_ids=(b,)), rules).push((a, b), FinishReason.STOP)
+    assert (delta.text, [t.shown for t in delta.tokens]) == ("ab", [True, True])
+
+
+def test_a_hidden_stop_token_comes_last_and_is_marked():
+    (a, b) = byte_ids(b"ab")
+    choice = ChoiceText(decode, sampling(stop_token_ids=(b,)), TextRules())
+    delta = choice.push((a, b), FinishReason.STOP)
+    assert [(t.token_id, t.offset, t.shown) for t in delta.tokens] == [(a, 0, True), (b, 1, False)]
+
+
+def test_special_tokens_are_shown_where_they_are_not_skipped():
+    def whole(ids):
+        return tokenizer().decode(list(ids), skip_special_tokens=False)
+
+    a, end = byte_ids(b"a")[0], EOS_TOKEN_ID
+    rules = TextRules(include_stop=True, skip_special_tokens=False)
+    choice = ChoiceText(whole, sampling(stop_token_ids=(end,)), rules)
+    assert choice.push((a, end), FinishReason.STOP).text == "a<|im_end|>"
+
+
+def test_tokens_of_a_held_stop_string_wait_for_its_text():
+    a, b, c = byte_ids(b"abc")
+    choice = ChoiceText(decode, sampling(), TextRules(stops=("bcd",)))
+    assert [t.token_id for t in choice.push((a,), None).tokens] == [a]
+    assert choice.push((b,), None) == TextDelta("", 1)
+    released = choice.push((c, a), None)
+    assert released.text == "bca"
+    assert [t.token_id for t in released.tokens] == [b, c, a]
+
+
+def test_of_a_prompt_alone_nothing_is_shown_or_counted():
+    choice = ChoiceText(decode, sampling(), TextRules(prompt_only=True))
+    delta = choice.push(tuple(byte_ids(b"a")), FinishReason.STOP)
+    assert delta == TextDelta("", 0, FinishReason.LENGTH)
+    assert choice.num_tokens == 0
