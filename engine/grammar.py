@@ -71,5 +71,5 @@ def _literal(text: str) -> str:
 def _from_ebnf(text: str) -> str:
     try:
         return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
-    except ValueError as error:
+    except Exception as error:  # the library raises nothing narrower
         raise BadGrammar(str(error)) from error

@@ -94,7 +94,7 @@ class GrammarCompiler:
         grammar = Grammar(matcher)
         with self._lock:
             self._grammars[spec] = grammar
-            if len(self._grammars) > MAX_REMEMBERED:
+            while len(self._grammars) > MAX_REMEMBERED:
                 self._grammars.popitem(last=False)
         return grammar
 

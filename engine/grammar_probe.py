@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -58,8 +59,11 @@ class GrammarProbe:
         self._closed = True
         child = self._child
         if child is not None:
-            child.kill()
-            child.wait()
+            child.kill()  # whoever holds the lock waits for it
+        with self._lock:
+            if self._child is not None:
+                _end(self._child)
+                self._child = None
 
     def _ask(self, spec: GrammarSpec) -> str | None:
         child = self._running()
@@ -122,4 +126,5 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
     child.wait()
     for stream in (child.stdin, child.stdout):
         if stream is not None:
-            stream.close()
+            with suppress(OSError):  # a question that nobody will read
+                stream.close()

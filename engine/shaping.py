@@ -12,6 +12,8 @@ from engine.grammar_compiler import Grammar, GrammarState
 from engine.step import SampleAt
 from engine.token_counts import TokenCounts, wants_counts
 
+_LARGEST = torch.finfo(torch.float32).max  # an extreme penalty's result is still a number
+
 
 def shapes(params: SamplingParams, position: int) -> bool:
     """Whether anything here changes this row at all."""
@@ -35,6 +37,7 @@ def shaped(row: torch.Tensor, at: SampleAt) -> torch.Tensor | None:
             row[token_id] += bias
     if wants_counts(params):
         _counts_of(at).penalize(row, params)
+        row.clamp_(-_LARGEST, _LARGEST)
     if params.grammar is not None:
         row.masked_fill_(_forbidden(at, len(row)), -torch.inf)
     banned = [i for i in params.banned_at(at.position) if i < len(row)]

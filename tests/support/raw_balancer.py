@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 from bootstrap.identity import Peer, WorkerRef, new_incarnation, new_room
 from bootstrap.mailbox import Mailbox
@@ -14,6 +15,7 @@ from bootstrap.messages import (
     Message,
     PrefillDispatch,
     TokenBatch,
+    TokenLogprobs,
 )
 from bootstrap.sampling import FinishReason, SamplingParams
 from engine.host import EngineHost
@@ -26,6 +28,8 @@ class Outcome:
 
     room: bytes
     tokens: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)  # each that came
     finish: FinishReason | None = None
     failures: dict[str, LegFailed] = field(default_factory=dict)  # by worker id
     stats: dict[str, LegStats] = field(default_factory=dict)  # by worker id
@@ -63,9 +67,9 @@ class RawBalancer:
         *,
         output_offset: int = 0,
         deadline_s: float = 60.0,
-        bootstrap_stop_ids: tuple[int, ...] = (),
+        **prefill_only: Any,
     ) -> Outcome:
-        """Begin an attempt; the outcome fills as messages come."""
+        """Begin an attempt; the outcome fills as messages come. `prefill_only` are its dispatch's."""
         outcome = Outcome(new_room())
         with self._lock:
             self._rooms[outcome.room] = outcome
@@ -83,7 +87,7 @@ class RawBalancer:
                 prompt_token_ids=token_ids,
                 sampling=sampling,
                 output_offset=output_offset,
-                bootstrap_stop_ids=bootstrap_stop_ids,
+                **prefill_only,
             ),
         )
         if not alone:
@@ -123,6 +127,10 @@ class RawBalancer:
                     outcome = self._rooms[tokens.room]
                     for index, token_id in enumerate(tokens.token_ids):
                         outcome.tokens[tokens.position + index] = token_id
+                    for index, logprobs in enumerate(tokens.logprobs):
+                        outcome.logprobs[tokens.position + index] = logprobs
+                    if tokens.prompt_logprobs:
+                        outcome.prompt_logprobs.append(tokens.prompt_logprobs)
                     if tokens.stats is not None:
                         outcome.stats[sender.ref.worker_id] = tokens.stats
                     outcome.finish = tokens.finish or outcome.finish
