@@ -40,8 +40,8 @@ def _echo(
     decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
     detokenizer, decoded, offsets = IncrementalDetokenizer(decode), "", []
     for token_id in prompt:
-        offsets.append(len(decoded))
         decoded += detokenizer.push(token_id)
+        offsets.append(detokenizer.start)
     decoded += detokenizer.finish()
     text = decoded if text is None else text
     return Echo(text, tuple(min(offset, len(text)) for offset in offsets))

@@ -6,6 +6,7 @@ that the window stays short when a model puts out broken or never quite complete
 """
 
 from collections.abc import Callable, Sequence
+from os.path import commonprefix  # of any strings
 
 REPLACEMENT = "\ufffd"
 
@@ -19,7 +20,8 @@ Decode = Callable[[Sequence[int]], str]
 class IncrementalDetokenizer:
     """The pieces of `push` and `finish` joined are `decode` of all ids pushed.
 
-    This holds for decoders that map ids to bytes and bytes to text, as byte-level BPE does.
+    This holds for decoders that map ids to bytes and bytes to text, as byte-level BPE does. `start` is
+    where in that text the first character stands that the last id pushed is, or is part of.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -28,10 +30,13 @@ class IncrementalDetokenizer:
         self._text = ""  # of the window
         self._num_shown = 0  # characters of it that were returned
         self._num_context = 0  # ids of the window whose text was returned
+        self._num_returned = 0  # characters
+        self.start = 0
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; often empty inside a character."""
         text = self._decode([*self._window, token_id])
+        self.start = self._num_returned + self._num_kept(text)
         if text == self._text and not self._decode([token_id, token_id]):
             return ""  # a special token: no text anywhere
         self._window.append(token_id)
@@ -52,9 +57,16 @@ class IncrementalDetokenizer:
         self._window, self._text, self._num_shown, self._num_context = [], "", 0, 0
         return piece
 
+    def _num_kept(self, text: str) -> int:
+        """Characters held so far that the window's new `text` neither changes nor goes on with."""
+        held, new = self._text[self._num_shown :], text[self._num_shown :]
+        num = len(commonprefix([held, new]))
+        return num if len(new) > num else max(0, num - 1)
+
     def _show(self, num_final: int) -> str:
         piece = self._text[self._num_shown : num_final]
         self._num_shown = max(self._num_shown, num_final)
+        self._num_returned += len(piece)
         return piece
 
     def _shorten(self) -> str:

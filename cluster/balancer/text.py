@@ -1,5 +1,6 @@
 """One choice's text: token ids in, text that may be shown out, and with it the tokens it is made of."""
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from bootstrap.messages import TokenLogprobs
 from bootstrap.sampling import FinishReason, SamplingParams
 from cluster.balancer.detokenizer import Decode, IncrementalDetokenizer
 from cluster.balancer.stops import StopStrings
+
+_NOWHERE = sys.maxsize  # the offset of a token that is not in the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +66,7 @@ class ChoiceText:
         self._stops = StopStrings(rules.stops, include=rules.include_stop)
         self._sampling = sampling
         self._rules = rules
-        self._num_decoded = 0  # characters out of the detokenizer
-        self._num_shown = 0  # of these, returned
+        self._num_shown = 0  # characters returned
         self._waiting: deque[tuple[int, int, TokenLogprobs | None]] = deque()
         self.num_tokens = 0
 
@@ -84,10 +86,12 @@ class ChoiceText:
         for index, token_id in enumerate(token_ids):
             self.num_tokens += 1
             scored = logprobs[index] if logprobs else None
-            self._waiting.append((token_id, self._num_decoded, scored))
             if index == len(token_ids) - 1 and self._ends_unseen(token_id, finish):
+                self._waiting.append((token_id, _NOWHERE, scored))
                 continue
-            pieces.append(self._shown(self._detokenizer.push(token_id)))
+            text = self._detokenizer.push(token_id)
+            self._waiting.append((token_id, self._detokenizer.start, scored))
+            pieces.append(self._shown(text))
             if self._stops.hit:
                 return self._delta(pieces, index + 1, FinishReason.STOP)
         if finish is not None:
@@ -102,7 +106,6 @@ class ChoiceText:
         return stopped and not self._rules.include_stop
 
     def _shown(self, text: str) -> str:
-        self._num_decoded += len(text)
         searched = self.num_tokens > self._sampling.min_tokens
         return self._stops.push(text) if searched else text
 
