@@ -6,7 +6,6 @@ that the window stays short when a model puts out broken or never quite complete
 """
 
 from collections.abc import Callable, Sequence
-from os.path import commonprefix  # of any strings
 
 REPLACEMENT = "\ufffd"
 
@@ -60,7 +59,8 @@ class IncrementalDetokenizer:
     def _num_kept(self, text: str) -> int:
         """Characters held so far that the window's new `text` neither changes nor goes on with."""
         held, new = self._text[self._num_shown :], text[self._num_shown :]
-        num = len(commonprefix([held, new]))
+        pairs = enumerate(zip(held, new, strict=False))
+        num = next((i for i, (old, now) in pairs if old != now), min(len(held), len(new)))
         return num if len(new) > num else max(0, num - 1)
 
     def _show(self, num_final: int) -> str:

@@ -256,7 +256,7 @@ def first_completed_or_all(text: str, stops: list[str], include: bool) -> str:
 
 
 @given(mixed)
-@example(byte_ids(b"\xff\xe2A\xf0\x9f") + [EOS_TOKEN_ID] + byte_ids(b"\x98\x80B\xe2"))
+@example([*byte_ids(b"\xff\xe2A\xf0\x9f"), EOS_TOKEN_ID, *byte_ids(b"\x98\x80B\xe2")])
 @example(byte_ids("\ufffd0".encode()))
 @example(byte_ids(b"\xff" * 50 + b"\xf0\x9f\x98" * 20 + b"a"))
 def test_offsets_point_at_the_characters_that_tokens_spell(ids):
