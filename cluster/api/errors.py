@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bootstrap.errors import RemoteFault
+from cluster.api.wording import place, said
 from cluster.balancer.asks import AskRefused
 from cluster.balancer.generation import GenerationFailed
 from cluster.balancer.instructions import FailureKind
@@ -123,7 +124,7 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     """A body that is no JSON, or does not fit the schema; `problems` are pydantic's."""
     problem = problems[0]
     kind, context = problem["type"], problem.get("ctx", {})
-    path = [str(part) for part in problem["loc"] if part != "body"]
+    path = place(problem)
     if kind == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {context.get('error', '')}")
     if not path and kind == "model_attributes_type":
@@ -136,8 +137,8 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, f"Missing required parameter: '{'.'.join(path)}'.", param=param)
     if named:
         code = "unsupported_parameter" if kind == "unsupported" else None
-        return ApiError(400, f"{problem['msg']}.", param=param, code=code)
+        return ApiError(400, f"{said(problem)}.", param=param, code=code)
     if path and path[0] in _SHAPES and len(path) < 3:
         return ApiError(400, f"Invalid value for '{path[0]}': {_SHAPES[path[0]]}.", param=path[0])
     where = f"Invalid value for '{'.'.join(path)}': " if path else ""
-    return ApiError(400, f"{where}{problem['msg']}.", param=param)
+    return ApiError(400, f"{where}{said(problem)}.", param=param)

@@ -19,24 +19,24 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT_BODY = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 COMPLETION_BODY = {"model": MODEL, "prompt": "x"}
 
-NUMBER = "Input should be a valid number."
-INTEGER = "Input should be a valid integer."
-BOOLEAN = "Input should be a valid boolean."
+NUMBER = "must be a number."
+INTEGER = "must be an integer."
+BOOLEAN = "must be true or false."
 STOP = f"a string of 1 to {MAX_STOP_LENGTH} characters, or an array of up to {MAX_STOPS} of them."
 PROMPT = "a non-empty string, array of strings, array of token ids, or array of such arrays."
 
 
 def least(value: object) -> str:
-    return f"Input should be greater than or equal to {value}."
+    return f"must be at least {value}."
 
 
 def most(value: object) -> str:
-    return f"Input should be less than or equal to {value}."
+    return f"must be at most {value}."
 
 
 # On both routes: field, value, what is said of it.
 BOTH: list[tuple[str, Any, str]] = [
-    ("model", 5, "Input should be a valid string."),
+    ("model", 5, "must be a string."),
     ("n", 0, least(1)),
     ("n", 129, most(128)),
     ("n", 1.5, INTEGER),
@@ -45,10 +45,10 @@ BOTH: list[tuple[str, Any, str]] = [
     ("temperature", 2.01, most(2)),
     ("temperature", "1", NUMBER),
     ("temperature", True, NUMBER),
-    ("top_p", 0, "Input should be greater than 0."),
+    ("top_p", 0, "must be greater than 0."),
     ("top_p", 1.01, most(1)),
     ("top_k", -2, least(-1)),
-    ("top_k", 1 << 31, "Input should be less than 2147483648."),
+    ("top_k", 1 << 31, "must be less than 2147483648."),
     ("top_k", 2.5, INTEGER),
     ("min_p", -0.01, least(0)),
     ("min_p", 1.01, most(1)),
@@ -56,9 +56,9 @@ BOTH: list[tuple[str, Any, str]] = [
     ("frequency_penalty", 2.01, most(2)),
     ("presence_penalty", -2.01, least(-2)),
     ("presence_penalty", 2.01, most(2)),
-    ("repetition_penalty", 0, "Input should be greater than 0."),
+    ("repetition_penalty", 0, "must be greater than 0."),
     ("repetition_penalty", 100.1, most(100)),
-    ("seed", (1 << 63), "Input should be less than 9223372036854775808."),
+    ("seed", (1 << 63), "must be less than 9223372036854775808."),
     ("seed", -(1 << 63) - 1, least(-(1 << 63))),
     ("seed", "1", INTEGER),
     ("max_tokens", -1, None),
