@@ -12,7 +12,12 @@ from typing import Any
 import yaml
 
 from bootstrap.errors import ConfigError
-from cluster.balancer.settings import LOG_LEVELS, BalancerSettings
+from cluster.balancer.settings import (
+    LOG_LEVELS,
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    BalancerSettings,
+)
 from engine.settings import BACKENDS, DEVICES, DTYPES, EngineSettings
 
 MAX_WORKERS_PER_ROLE = 1024
@@ -23,6 +28,8 @@ _BALANCER_DEFAULTS = {f.name: f.default for f in fields(BalancerSettings)}
 # Keys of the endpoint that go to the balancer as they are.
 ENDPOINT_HELP = {
     "stream_interval": "least tokens of an event of a stream, the first and the last apart",
+    "tool_call_parser": f"how the model writes tool calls: one of {', '.join(TOOL_CALL_PARSERS)}",
+    "reasoning_parser": f"how the model writes thoughts: one of {', '.join(REASONING_PARSERS)}",
     "api_key_file": "keys of clients, one on each line, # for comments; read again when it changes"
     " (default: no key is needed)",
     "admin_key_file": "keys for /admin routes, as in the other file (default: no such routes)",
@@ -87,6 +94,8 @@ class ClusterSettings:
     port: int = _key(8000, "endpoint", "port that clients connect to")
     max_attempts: int = _key(3, "endpoint", "most engine pairs tried for one request")
     stream_interval: int = _endpoint_key("stream_interval", "N")
+    tool_call_parser: str = _endpoint_key("tool_call_parser", "PARSER")
+    reasoning_parser: str = _endpoint_key("reasoning_parser", "PARSER")
     api_key_file: str | None = _endpoint_key("api_key_file")
     admin_key_file: str | None = _endpoint_key("admin_key_file")
     max_request_bytes: int = _endpoint_key("max_request_bytes", "N")

@@ -66,6 +66,10 @@ class SpecialText:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._tokenizer = tokenizer
 
+    def is_special(self, text: str) -> bool:
+        """Whether `text` spells one special token."""
+        return text in self._ids
+
     def disguise(self, *values: Any) -> Disguise:
         """How to hide the special tokens that `values` spell; raises UnspellableText."""
         return Disguise(self._pattern, values)

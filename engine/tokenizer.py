@@ -44,7 +44,8 @@ class Tokenizer:
         folder = Path(model_dir)
         raw = _read(folder / TOKENIZER_FILE)
         self.digest = tokenizer_digest(folder)
-        self._tokenizer = _parse(raw, folder / TOKENIZER_FILE)
+        self.path = folder / TOKENIZER_FILE
+        self._tokenizer = _parse(raw, self.path)
         settings = _read_settings(folder)
         self.special_tokens = _special_tokens(settings)
         self.eos_token_ids = self._eos_token_ids(ModelConfig.from_dir(folder).eos_token_ids)
@@ -65,6 +66,10 @@ class Tokenizer:
     def template_reads(self, variable: str) -> bool:
         """Whether the chat template depends on `variable`, such as `tools`."""
         return self._template is not None and self._template.reads(variable)
+
+    def is_special(self, text: str) -> bool:
+        """Whether `text` is the spelling of a special token."""
+        return self._special_text.is_special(text)
 
     def special_token_id(self, name: str) -> int | None:
         """The id of `bos_token`, `pad_token` and so on, where the model has one."""

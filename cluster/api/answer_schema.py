@@ -119,12 +119,31 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
-class AssistantMessage(BaseModel):
-    """The answer to a conversation."""
+class FunctionCall(BaseModel):
+    """A function and its arguments, which are JSON text as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the model wants made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class AssistantMessage(Sparse):
+    """The answer to a conversation; without content where there are only thoughts or calls."""
+
+    sparse = frozenset({"reasoning_content", "tool_calls"})
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(Sparse):
@@ -155,13 +174,35 @@ class ChatCompletion(Sparse):
     prompt_token_ids: list[int] | None = None
 
 
+class FunctionDelta(Sparse):
+    """A function's name, or more of its arguments."""
+
+    sparse = frozenset({"name"})
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(Sparse):
+    """What a chunk adds to call number `index`; the first has its id."""
+
+    sparse = frozenset({"id", "type"})
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(Sparse):
     """What a chunk adds to a message; only that is sent."""
 
-    sparse = frozenset({"role", "content"})
+    sparse = frozenset({"role", "content", "reasoning_content", "tool_calls"})
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Sparse):

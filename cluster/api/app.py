@@ -24,6 +24,7 @@ from cluster.api.bodies import Bodies
 from cluster.api.errors import ApiError, api_error, invalid_body
 from cluster.api.openapi import ERROR_RESPONSES, describe
 from cluster.api.request_ids import RequestIds
+from cluster.api.responses import route as responses
 from cluster.api.resumption import ResumableStreams
 from cluster.balancer.administration import Administration
 from cluster.balancer.dispatcher import Dispatcher
@@ -44,7 +45,17 @@ def create_app(dispatcher: Dispatcher, keys: Keys) -> FastAPI:
     app.state.administration = Administration(dispatcher)
     app.state.streams = ResumableStreams()
     app.state.started_at = int(time.time())
-    for module in (chat, completions, models, operations, tokenize, version, server_info, admin):
+    for module in (
+        chat,
+        completions,
+        responses,
+        models,
+        operations,
+        tokenize,
+        version,
+        server_info,
+        admin,
+    ):
         app.include_router(module.router)
     describe(app)
     app.add_exception_handler(RemoteFault, _remote_fault)

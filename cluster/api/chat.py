@@ -19,10 +19,12 @@ from cluster.api.answer_schema import (
     Usage,
 )
 from cluster.api.answers import ids_if, usage_of
+from cluster.api.chat_plan import plan_chat
 from cluster.api.errors import api_error
 from cluster.api.intake import chat_ask
 from cluster.api.logprobs import TokenNames
-from cluster.api.message_parts import MessageBuilder, MessagePart, MessageParts, plan_for
+from cluster.api.message_parts import MessageBuilder, MessagePart, MessageParts
+from cluster.api.message_shaper import MessageShaper
 from cluster.api.schema import ChatCompletionRequest
 from cluster.api.sse import Events, event, resumed, streaming, unless_gone
 from cluster.balancer.asks import Ask
@@ -61,10 +63,11 @@ async def _events(body: ChatCompletionRequest, request: Request) -> Events:
 async def _begin(body: ChatCompletionRequest, request: Request) -> "ChatAnswer":
     """Nothing may be awaited between this and the answer's first delta, which then owns the work."""
     dispatcher: Dispatcher = request.app.state.dispatcher
-    plan = await plan_for(dispatcher, body)
+    plan = plan_chat(dispatcher, body)
     ask = await chat_ask(dispatcher, body, request.state.request_id, plan)
     generation = await dispatcher.generate(ask)
-    parts = MessageParts([plan.shaper(ask.prompts[0]) for _ in range(ask.n)])
+    rules = plan.rules(dispatcher, ask.prompts[0])
+    parts = MessageParts([MessageShaper(rules) for _ in range(ask.n)])
     names = TokenNames(dispatcher.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
     return ChatAnswer(body, ask, generation, parts, names)
 

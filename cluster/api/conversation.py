@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from cluster.api.errors import ApiError
 
@@ -64,6 +65,16 @@ class ChatMessage(BaseModel):
             return message
         return {k: v for k, v in message.items() if k in cls.model_fields or v not in (None, [])}
 
+    @model_validator(mode="after")
+    def _says_something(self) -> "ChatMessage":
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "only an assistant has tool calls")
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("content", "'content' is required")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise PydanticCustomError("tool_call_id", "'tool_call_id' is required")
+        return self
+
     @property
     def text(self) -> str:
         """The parts joined."""
@@ -80,31 +91,16 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     called: set[str] = set()
     rendered = []
     for index, message in enumerate(messages):
-        _check(index, message, called)
+        if message.role == "tool" and message.tool_call_id not in called:
+            raise ApiError(
+                400,
+                f"Invalid value for 'messages.{index}.tool_call_id': a message with role 'tool' must"
+                " answer one of the tool calls of a message before it.",
+                param="messages",
+            )
         called.update(call.id for call in message.tool_calls or ())
         rendered.append(_template_message(message))
     return rendered
-
-
-def _check(index: int, message: ChatMessage, called: set[str]) -> None:
-    where = f"messages.{index}"
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
-        raise _wrong(f"Missing required parameter: '{where}.content'.")
-    if message.tool_calls and message.role != "assistant":
-        raise _wrong(f"'{where}.tool_calls': only messages with role 'assistant' have tool calls.")
-    if message.role != "tool":
-        return
-    if message.tool_call_id is None:
-        raise _wrong(f"Missing required parameter: '{where}.tool_call_id'.")
-    if message.tool_call_id not in called:
-        raise _wrong(
-            f"'{where}.tool_call_id': a message with role 'tool' must answer one of the tool calls"
-            " of a message before it."
-        )
-
-
-def _wrong(text: str) -> ApiError:
-    return ApiError(400, text, param="messages")
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:

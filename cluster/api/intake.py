@@ -9,9 +9,10 @@ import secrets
 from collections.abc import Sequence
 
 from bootstrap.sampling import MAX_STOP_TOKEN_IDS, GrammarSpec, SamplingParams
+from cluster.api.chat_plan import ChatPlan
 from cluster.api.errors import ApiError, unknown_model
-from cluster.api.message_parts import Plan
 from cluster.api.schema import ChatCompletionRequest, CompletionRequest, SamplingRequest
+from cluster.api.structured import check_grammar, requested_grammar
 from cluster.balancer.asks import MAX_SEED, Ask
 from cluster.balancer.dispatcher import Dispatcher
 from cluster.balancer.text import TextRules
@@ -22,38 +23,35 @@ MAX_REQUESTS = 512  # samples of all prompts of one call
 
 
 async def chat_ask(
-    dispatcher: Dispatcher, body: ChatCompletionRequest, request_id: str, plan: Plan
+    dispatcher: Dispatcher, body: ChatCompletionRequest, request_id: str, plan: ChatPlan
 ) -> Ask:
     """What a conversation asks; raises ApiError."""
     check_model(dispatcher, body.model)
-    messages = [{"role": message.role, "content": message.text} for message in body.messages]
-    variables = {**(body.chat_template_kwargs or {}), **plan.template}
     try:
-        prompt = await dispatcher.text.chat(messages, **variables)
+        prompt = await dispatcher.text.chat(plan.messages, **plan.template)
     except BadTemplateInput as error:
         raise ApiError(400, str(error), param="messages") from error
     await _prepare(dispatcher, [prompt], body, body.num_logprobs)
+    grammar = await plan.grammar(dispatcher, prompt)
     return Ask(
         request_id=request_id,
         prompts=(prompt,),
-        sampling=_sampling(dispatcher, body, body.num_logprobs, plan.grammar),
+        sampling=_sampling(dispatcher, body, body.num_logprobs, grammar),
         n=body.n or 1,
         max_tokens=body.max_completion_tokens or body.max_tokens,
-        rules=_rules(body, keep_special_tokens=plan.keep_special_tokens),
+        rules=_rules(body, keep_special_tokens=plan.keeps_special_tokens(dispatcher)),
         num_prompt_logprobs=body.prompt_logprobs,
     )
 
 
-async def completion_ask(
-    dispatcher: Dispatcher,
-    body: CompletionRequest,
-    request_id: str,
-    grammar: GrammarSpec | None = None,
-) -> Ask:
+async def completion_ask(dispatcher: Dispatcher, body: CompletionRequest, request_id: str) -> Ask:
     """What prompts ask; raises ApiError."""
     check_model(dispatcher, body.model)
     prompts = await _prompt_ids(dispatcher, body)
     await _prepare(dispatcher, prompts, body, body.logprobs)
+    grammar, param = requested_grammar(body)
+    if grammar is not None:
+        await check_grammar(dispatcher.text.grammars, grammar, param)
     echoed = body.logprobs if body.echo else None
     wanted = [num for num in (body.prompt_logprobs, echoed) if num is not None]
     return Ask(

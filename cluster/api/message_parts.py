@@ -4,14 +4,11 @@ Owns the interface between plain text, which the balancer puts out, and a chat m
 which tokens go with which part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from bootstrap.sampling import GrammarSpec
-from cluster.api.answer_schema import AssistantMessage, ChatDelta
-from cluster.api.schema import ChatCompletionRequest
-from cluster.balancer.dispatcher import Dispatcher
+from cluster.api.answer_schema import AssistantMessage, ChatDelta, FunctionCall, ToolCall
 from cluster.balancer.generation import ChoiceDelta
 from cluster.balancer.text import TextToken
 
@@ -29,37 +26,6 @@ class ChoiceShaper(Protocol):
     def finish(self, reason: str) -> tuple[Sequence[ChatDelta], str]:
         """What was held back, and the finish reason to tell in place of `reason`."""
         ...
-
-
-class PlainText:
-    """All text is content."""
-
-    def push(self, text: str) -> Sequence[ChatDelta]:
-        """The text itself."""
-        return [ChatDelta(content=text)]
-
-    def finish(self, reason: str) -> tuple[Sequence[ChatDelta], str]:
-        """Nothing is ever held."""
-        return [], reason
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a conversation asks beside its text.
-
-    `template` are variables of the chat template. `shaper` makes one shaper for each choice, by the
-    prompt's ids.
-    """
-
-    template: Mapping[str, Any] = field(default_factory=dict)
-    grammar: GrammarSpec | None = None
-    keep_special_tokens: bool = False
-    shaper: Callable[[Sequence[int]], ChoiceShaper] = lambda prompt: PlainText()
-
-
-async def plan_for(dispatcher: Dispatcher, body: ChatCompletionRequest) -> Plan:
-    """How the answer to `body` is made; raises ApiError for what cannot be."""
-    return Plan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +76,25 @@ class MessageBuilder:
 
     def __init__(self) -> None:
         self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
 
     def add(self, delta: ChatDelta) -> None:
         """One more delta."""
         self._content.append(delta.content or "")
+        self._reasoning.append(delta.reasoning_content or "")
+        for call in delta.tool_calls or ():
+            if call.id is not None:
+                function = FunctionCall(name=call.function.name or "", arguments="")
+                self._calls.append(ToolCall(id=call.id, function=function))
+            self._calls[call.index].function.arguments += call.function.arguments
 
     def message(self) -> AssistantMessage:
         """The whole."""
-        return AssistantMessage(content="".join(self._content))
+        content, reasoning = "".join(self._content), "".join(self._reasoning)
+        has_more = bool(reasoning or self._calls)
+        return AssistantMessage(
+            content=None if has_more and not content else content,
+            reasoning_content=reasoning or None,
+            tool_calls=self._calls or None,
+        )

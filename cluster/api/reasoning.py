@@ -5,24 +5,18 @@ Pure text. Owns where thinking begins and ends; knows nothing of tool calls or c
 
 from collections.abc import Callable
 
-from bootstrap.errors import ConfigError
-
 AUTO = "auto"
 NONE = "none"
 BEGIN = "<think>"
 END = "</think>"
-
-PARSER_NAMES = (AUTO, NONE, "qwen3", "deepseek_r1")
 
 
 def splits_reasoning(parser: str, template: str | None) -> bool:
     """Whether answers are split; `auto` goes by whether the chat template knows the marker.
 
     `qwen3` and `deepseek_r1` are the same here: whether the prompt has opened the thinking already
-    is seen from the prompt. Raises ConfigError.
+    is seen from the prompt.
     """
-    if parser not in PARSER_NAMES:
-        raise ConfigError(f"reasoning_parser={parser!r}: allowed are {', '.join(PARSER_NAMES)}")
     return END in (template or "") if parser == AUTO else parser != NONE
 
 

@@ -6,13 +6,16 @@ refused unless they ask for nothing.
 """
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from bootstrap.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from cluster.api.conversation import ChatMessage
 from cluster.api.neutral import IGNORED, NEUTRAL
+from cluster.api.structured import StructuredFields
+from cluster.api.tools.definitions import ToolFields
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 512
@@ -70,7 +73,7 @@ class StreamOptions(BaseModel):
         return frozenset() if self.include_usage else frozenset({"usage"})
 
 
-class SamplingRequest(BaseModel):
+class SamplingRequest(StructuredFields):
     """What chat and text completions have in common."""
 
     model_config = ConfigDict(extra="forbid")
@@ -165,41 +168,7 @@ class CompletionRequest(SamplingRequest):
         return self
 
 
-class TextPart(BaseModel):
-    """A piece of a message; text is the only kind there is."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["text"]
-    text: MessageText
-
-
-class ChatMessage(BaseModel):
-    """One message of a conversation."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: MessageText | list[TextPart]
-    name: Annotated[str, Field(max_length=256)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_empty(cls, message: Any) -> Any:
-        """An answer that is sent back has all of OpenAI's fields, most of them empty."""
-        if not isinstance(message, dict):
-            return message
-        return {k: v for k, v in message.items() if k in cls.model_fields or v not in (None, [])}
-
-    @property
-    def text(self) -> str:
-        """The parts joined."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
-
-
-class ChatCompletionRequest(SamplingRequest):
+class ChatCompletionRequest(SamplingRequest, ToolFields):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]

@@ -28,28 +28,35 @@ log = logging.getLogger(__name__)
 class Events:
     """A stream that has begun: its first event exists, so a status of 200 is the truth.
 
-    `name` is its answer's id. `cancel` ends the work behind it; a repeat is a no-op.
+    `name` is its answer's id. `cancel` ends the work behind it; a repeat is a no-op. `last` follows
+    when nothing failed.
     """
 
     name: str
     first: bytes
     rest: AsyncIterator[bytes]
     cancel: Callable[[], None]
+    last: tuple[bytes, ...] = (DONE,)
 
     @classmethod
     async def begin(
-        cls, name: str, events: AsyncIterator[bytes], cancel: Callable[[], None]
+        cls,
+        name: str,
+        events: AsyncIterator[bytes],
+        cancel: Callable[[], None],
+        last: tuple[bytes, ...] = (DONE,),
     ) -> "Events":
         """Wait for the first event; raises what `events` raises before it."""
-        return cls(name, await events.__anext__(), events, cancel)
+        return cls(name, await events.__anext__(), events, cancel, last)
 
     async def to_end(self) -> AsyncIterator[bytes]:
-        """All events and DONE; what fails from here on is the last event, and there is no DONE."""
+        """All events and `last`; or what fails from here on is the last event."""
         try:
             yield self.first
             async for more in self.rest:
                 yield more
-            yield DONE
+            for more in self.last:
+                yield more
         except RemoteFault as error:
             yield api_error(error).event
         except Exception:

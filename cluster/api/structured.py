@@ -1,40 +1,31 @@
 """What an answer's text must match: OpenAI's and vLLM's fields for it, as one grammar.
 
-Owns the bounds that keep a client's grammar from costing more than an answer. Whether a grammar
-means anything is llguidance's to say; that is asked off the event loop.
+Owns field names and the bounds on a grammar's size. Whether one means anything, and how much work that
+takes to find out, is the engine's to say.
 """
 
-import asyncio
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 from pydantic import BaseModel, ConfigDict, Field
 
 from bootstrap.sampling import GrammarKind, GrammarSpec
 from cluster.api.errors import ApiError
+from cluster.balancer.grammar_checks import ChecksBusy, GrammarChecks
+from engine.grammar import MAX_TEXT_CHARS
 
-MAX_CHARS = 1 << 17
 MAX_DEPTH = 64
 MAX_NODES = 20_000
-MAX_LINKED_DEPTH = 1500  # what references can unfold to; from about 2000 the library's stack ends
-MAX_RULES = 500  # in a chain of some 3000 it ends likewise
 MAX_CHOICES = 1024
-CHECK_S = 5.0
+MAX_PROBLEM_CHARS = 500
 
-GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]
+GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)]
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=4096)]],
     Field(min_length=1, max_length=MAX_CHOICES),
 ]
 Schema = dict[str, Any] | GrammarText
-
-_checkers = ThreadPoolExecutor(2, thread_name_prefix="grammar")
 
 
 class NamedSchema(BaseModel):
@@ -115,16 +106,14 @@ def requested_grammar(fields: StructuredFields) -> tuple[GrammarSpec | None, str
     return None, ""
 
 
-async def check_grammar(grammar: GrammarSpec, param: str) -> None:
-    """Raise ApiError for what is no grammar, or takes too long to find out."""
-    loop = asyncio.get_running_loop()
-    work = loop.run_in_executor(_checkers, _problem, grammar)
+async def check_grammar(checks: GrammarChecks, grammar: GrammarSpec, param: str) -> None:
+    """Raise ApiError for what is no grammar, or needs too much work to find out."""
     try:
-        problem = await asyncio.wait_for(work, CHECK_S)
-    except asyncio.TimeoutError:
-        problem = "it is too complex"
-    if problem:
-        raise _wrong(param, problem)
+        problem = await checks.problem_with(grammar)
+    except ChecksBusy as error:
+        raise ApiError(503, "Too many grammars wait to be checked.", code="overloaded") from error
+    if problem is not None:
+        raise _wrong(param, problem[:MAX_PROBLEM_CHARS].rstrip(".\n"))
 
 
 def _asked(fields: StructuredFields) -> Iterator[tuple[str, GrammarKind, Any]]:
@@ -160,10 +149,8 @@ def _spec(kind: GrammarKind, value: Any, param: str) -> GrammarSpec:
         return GrammarSpec(kind, bounded_schema(value, param))
     if kind is GrammarKind.CHOICE:
         value = json.dumps(value)
-    elif kind is GrammarKind.EBNF:
-        value = _lark(value, param)
-    if len(value) > MAX_CHARS:
-        raise _wrong(param, f"it has more than {MAX_CHARS} characters")
+    if len(value) > MAX_TEXT_CHARS:
+        raise _wrong(param, f"it has more than {MAX_TEXT_CHARS} characters")
     return GrammarSpec(kind, value)
 
 
@@ -183,60 +170,26 @@ def bounded_schema(schema: Mapping[str, Any] | str, param: str) -> str:
         raise _wrong(param, "a JSON schema is an object here")
     _check_size(schema, param)
     text = json.dumps(schema)
-    if len(text) > MAX_CHARS:
-        raise _wrong(param, f"it has more than {MAX_CHARS} characters")
+    if len(text) > MAX_TEXT_CHARS:
+        raise _wrong(param, f"it has more than {MAX_TEXT_CHARS} characters")
     return text
 
 
 def _check_size(schema: Mapping[str, Any], param: str) -> None:
-    num_nodes, deepest = 0, 0
-    linked: set[str] = set()
+    """Before anything recursive sees it."""
+    num_nodes = 0
     todo: list[tuple[Any, int]] = [(schema, 1)]
     while todo:
         value, depth = todo.pop()
-        num_nodes, deepest = num_nodes + 1, max(deepest, depth)
+        num_nodes += 1
         if depth > MAX_DEPTH or num_nodes > MAX_NODES:
             raise _wrong(param, f"it is deeper than {MAX_DEPTH} or has over {MAX_NODES} parts")
         items: Iterable[Any] = ()
         if isinstance(value, Mapping):
-            target = value.get("$ref")
-            linked.update([target] if isinstance(target, str) else ())
             items = value.values()
         elif isinstance(value, list):
             items = value
         todo += [(item, depth + 1) for item in items]
-    if len(linked) * deepest > MAX_LINKED_DEPTH:
-        raise _wrong(param, "its references unfold to too deep a schema")
-
-
-def _lark(text: str, param: str) -> str:
-    """Lark as it is, GBNF translated."""
-    if len(re.findall(r"(?m)^\s*[?!]?[\w.-]+[^:\n]*:", text)) > MAX_RULES:
-        raise _wrong(param, f"it has more than {MAX_RULES} rules")
-    try:
-        return str(any_to_lark(text))
-    except Exception as error:  # a converter of few checks, over text of any kind
-        raise _wrong(param, f"it is neither Lark nor GBNF: {error}") from error
-
-
-@lru_cache(maxsize=64)
-def _problem(grammar: GrammarSpec) -> str:
-    """What llguidance has against `grammar`; nothing if it is fine."""
-    return str(LLMatcher.validate_grammar(compiled(grammar)))
-
-
-def compiled(grammar: GrammarSpec) -> str:
-    """`grammar` as llguidance takes it."""
-    if grammar.kind is GrammarKind.JSON_OBJECT:
-        return str(LLMatcher.grammar_from_json_schema('{"type": "object"}'))
-    if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return str(LLMatcher.grammar_from_json_schema(grammar.text))
-    if grammar.kind is GrammarKind.REGEX:
-        return str(LLMatcher.grammar_from_regex(grammar.text))
-    if grammar.kind is GrammarKind.CHOICE:
-        choices = " | ".join(json.dumps(c, ensure_ascii=False) for c in json.loads(grammar.text))
-        return f"start: {choices}"
-    return grammar.text
 
 
 def _wrong(param: str, problem: str) -> ApiError:

@@ -1,13 +1,14 @@
 """`POST /tokenize` and `POST /detokenize`, as vLLM has them."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from cluster.api.conversation import ChatMessage, template_messages
 from cluster.api.errors import ApiError, unknown_model
-from cluster.api.schema import MAX_MESSAGES, MAX_PROMPT_CHARS, MAX_TOKENS, ChatMessage, TokenId
+from cluster.api.schema import MAX_MESSAGES, MAX_PROMPT_CHARS, MAX_TOKENS, TokenId
 from cluster.balancer.dispatcher import Dispatcher
 from engine.chat_template import BadTemplateInput
 
@@ -96,11 +97,8 @@ async def _token_ids(body: TokenizeRequest, dispatcher: Dispatcher) -> tuple[int
     special = body.add_special_tokens
     if body.prompt is not None:
         return await dispatcher.text.encode(body.prompt, special is not False)
-    messages: list[dict[str, Any]] = [
-        {"role": message.role, "content": message.text} for message in body.messages or ()
-    ]
     return await dispatcher.text.chat(
-        messages,
+        template_messages(body.messages or ()),
         add_special_tokens=special is True,
         add_generation_prompt=body.add_generation_prompt,
     )

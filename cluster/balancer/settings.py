@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from bootstrap.errors import ConfigError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+TOOL_CALL_PARSERS = ("auto", "none", "hermes", "qwen", "llama3_json")
+REASONING_PARSERS = ("auto", "none", "qwen3", "deepseek_r1")
 
 _ORIGIN = re.compile(r"https?://[^\s/?#]+")
 
@@ -23,6 +25,9 @@ class BalancerSettings:
     Without `api_key_file` everybody may ask; without `admin_key_file` there are no administrators'
     routes. `allowed_origins` are web origins, parted by commas, whose pages may call the API; `*` is
     every one. With `ssl_certfile` the endpoint speaks HTTPS alone.
+
+    `tool_call_parser` and `reasoning_parser` say how the model writes tool calls and thoughts; `auto`
+    goes by its chat template.
     """
 
     host: str
@@ -46,12 +51,19 @@ class BalancerSettings:
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_key_password_file: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        if self.log_level not in LOG_LEVELS:
-            allowed = ", ".join(LOG_LEVELS)
-            raise ConfigError(f"log_level={self.log_level!r}: allowed are {allowed}")
+        for name, values in (
+            ("log_level", LOG_LEVELS),
+            ("tool_call_parser", TOOL_CALL_PARSERS),
+            ("reasoning_parser", REASONING_PARSERS),
+        ):
+            if getattr(self, name) not in values:
+                given = getattr(self, name)
+                raise ConfigError(f"{name}={given!r}: allowed are {', '.join(values)}")
         for key, low, high in (
             ("port", 0, 65535),
             ("request_timeout_s", 0.1, 86400),

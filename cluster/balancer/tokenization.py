@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, TypeVar
 
+from cluster.balancer.grammar_checks import GrammarChecks
 from cluster.balancer.stops import bootstrap_stop_ids
 from engine.tokenizer import Tokenizer
 
@@ -20,6 +21,7 @@ class Tokenization:
 
     def __init__(self, tokenizer: Tokenizer, num_threads: int) -> None:
         self.tokenizer = tokenizer
+        self.grammars = GrammarChecks(tokenizer.path)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="text")
         self._stop_ids: OrderedDict[tuple[str, ...], tuple[int, ...]] = OrderedDict()
 
@@ -63,6 +65,7 @@ class Tokenization:
     def close(self) -> None:
         """End the threads; work that has not begun is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self.grammars.close()
 
     async def run(self, work: Callable[[], _T]) -> _T:
         """Do other long work with text here."""

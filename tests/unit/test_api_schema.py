@@ -74,8 +74,10 @@ def test_null_is_the_default_wherever_openai_says_so():
 def test_unknown_missing_and_unsupported_fields():
     assert "Unrecognized" in str(refusal(CompletionRequest, prompt="x", wrong=1))
     assert refusal(CompletionRequest).param == "prompt"
-    error = refusal(ChatCompletionRequest, messages=[{"role": "user", "content": "x"}], tools=[{}])
-    assert (error.param, error.code) == ("tools", "unsupported_parameter")
+    error = refusal(
+        ChatCompletionRequest, messages=[{"role": "user", "content": "x"}], functions=[{}]
+    )
+    assert (error.param, error.code) == ("functions", "unsupported_parameter")
     error = refusal(CompletionRequest, prompt="x", suffix="y")
     assert (error.param, error.code) == ("suffix", "unsupported_parameter")
     error = refusal(CompletionRequest, prompt="x", logprobs=True)

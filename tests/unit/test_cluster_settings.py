@@ -109,6 +109,8 @@ def test_every_key_is_a_flag(launched: list[ClusterSettings]) -> None:
         "device": "cpu",
         "prefix_caching": False,
         "max_request_bytes": 7000,
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "none",
         "allowed_origins": "https://a.example, http://b.example:8080",
     }
     flags = []

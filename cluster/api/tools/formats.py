@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from bootstrap.errors import ConfigError
-
 AUTO = "auto"
 NONE = "none"
 
@@ -34,20 +32,17 @@ _FORMATS = {
     "qwen": HERMES,
     "llama3_json": LLAMA3,
 }
-PARSER_NAMES = (AUTO, NONE, *_FORMATS)
 
 
 def tool_format(parser: str, template: str | None) -> ToolFormat | None:
     """The format that the setting `tool_call_parser` names; None where tools are switched off.
 
     `auto` goes by what the chat template mentions. A template that knows nothing of tools gets
-    the Hermes form, which then is explained to the model in words. Raises ConfigError.
+    the Hermes form, which then is explained to the model in words.
     """
     if parser == NONE or (parser == AUTO and template is None):
         return None
     if parser != AUTO:
-        if parser not in _FORMATS:
-            raise ConfigError(f"tool_call_parser={parser!r}: allowed are {', '.join(PARSER_NAMES)}")
         return _FORMATS[parser]
     assert template is not None
     if HERMES.begin not in template and (

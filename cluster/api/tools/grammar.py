@@ -8,12 +8,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bootstrap.sampling import MAX_GRAMMAR_CHARS, GrammarKind, GrammarSpec
+from llguidance.gbnf_to_lark import any_to_lark
+
+from bootstrap.sampling import GrammarKind, GrammarSpec
 from cluster.api.errors import ApiError
 from cluster.api.reasoning import BEGIN, END
 from cluster.api.structured import bounded_schema, lenient
 from cluster.api.tools.definitions import Tool
 from cluster.api.tools.formats import ToolFormat
+from engine.grammar import MAX_TEXT_CHARS
 
 _NEWLINE = r'"\n"'
 
@@ -104,7 +107,15 @@ def _body(grammar: GrammarSpec) -> str:
         return " | ".join(json.dumps(t, ensure_ascii=False) for t in json.loads(grammar.text))
     if grammar.kind is GrammarKind.REGEX:
         return f"/{_delimited(grammar.text)}/"
-    return f"%lark {{\n{grammar.text}\n}}"
+    return f"%lark {{\n{_lark(grammar.text)}\n}}"
+
+
+def _lark(text: str) -> str:
+    """Lark as it is, GBNF translated."""
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # a converter of few checks, over text of any kind
+        raise ApiError(400, f"The grammar is neither Lark nor GBNF: {error}") from error
 
 
 def _delimited(regex: str) -> str:
@@ -121,6 +132,8 @@ def _delimited(regex: str) -> str:
 
 def _spec(rules: Sequence[str]) -> GrammarSpec:
     text = "\n".join(rules) + "\n"
-    if len(text) > MAX_GRAMMAR_CHARS:
-        raise ApiError(400, "The schemas of all tools together are too long.", param="tools")
+    if len(text) > MAX_TEXT_CHARS:
+        raise ApiError(
+            400, "The tools and the format of the answer are too long together.", param="tools"
+        )
     return GrammarSpec(GrammarKind.EBNF, text)
