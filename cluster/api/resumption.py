@@ -72,7 +72,7 @@ class ResumableStream:
     async def _run(self, events: AsyncIterator[bytes]) -> None:
         position = 0
         async for event in events:
-            numbered = f"id: {self.name}-{position}\n".encode() + event
+            numbered = type(event)(f"id: {self.name}-{position}\n".encode() + event)
             position += 1
             while not self._make_room(len(numbered)):
                 await self._moved.wait()

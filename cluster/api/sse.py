@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
-from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from bootstrap.errors import RemoteFault
+from cluster.api.broken_streams import EventStream, LastWords
 from cluster.api.errors import ApiError, api_error
 from cluster.api.resumption import Reader, ResumableStreams
 
@@ -58,10 +58,10 @@ class Events:
             for more in self.last:
                 yield more
         except RemoteFault as error:
-            yield api_error(error).event
+            yield LastWords(api_error(error).event)
         except Exception:
             log.exception("a stream broke off")
-            yield ApiError(500, "internal error", code="internal_error").event
+            yield LastWords(ApiError(500, "internal error", code="internal_error").event)
 
 
 def event(chunk: BaseModel, *, without: frozenset[str] = frozenset()) -> bytes:
@@ -85,15 +85,15 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-def streaming(request: Request, events: Events, *, resumable: bool) -> StreamingResponse:
+def streaming(request: Request, events: Events, *, resumable: bool) -> EventStream:
     """Send `events`; their work ends when the client goes, unless it may come back."""
     if not resumable:
-        return _response(_while_listening(request, events.to_end(), events.cancel))
+        return EventStream(_while_listening(request, events.to_end(), events.cancel))
     streams: ResumableStreams = request.app.state.streams
     return _read(request, streams.open(events.name, events.to_end(), events.cancel))
 
 
-def resumed(request: Request) -> StreamingResponse | None:
+def resumed(request: Request) -> EventStream | None:
     """The rest of the stream that the client read before, if it says so; raises ApiError."""
     last_event_id = request.headers.get("last-event-id")
     if last_event_id is None:
@@ -102,13 +102,8 @@ def resumed(request: Request) -> StreamingResponse | None:
     return _read(request, streams.find(last_event_id))
 
 
-def _read(request: Request, reader: Reader) -> StreamingResponse:
-    return _response(_while_listening(request, reader.events(), reader.leave))
-
-
-def _response(body: AsyncIterator[bytes]) -> StreamingResponse:
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(body, media_type="text/event-stream", headers=headers)
+def _read(request: Request, reader: Reader) -> EventStream:
+    return EventStream(_while_listening(request, reader.events(), reader.leave))
 
 
 async def _while_listening(

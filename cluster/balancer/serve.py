@@ -17,6 +17,7 @@ import uvloop
 from bootstrap.errors import ConfigError
 from cluster.api.access import Keys
 from cluster.api.app import create_app
+from cluster.api.broken_streams import no_fault
 from cluster.api.tls import uvicorn_tls
 from cluster.balancer.dispatcher import Dispatcher
 from cluster.balancer.probe import probe_forever
@@ -137,6 +138,7 @@ class BalancerServer(uvicorn.Server):
             timeout_keep_alive=30,
         )
         super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(no_fault)
 
     def reload_keys(self) -> None:
         """Read the key files again."""
