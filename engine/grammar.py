@@ -15,6 +15,7 @@ from bootstrap.sampling import GrammarKind, GrammarSpec
 
 MAX_TEXT_CHARS = 1 << 16
 MAX_CHOICES = 4096
+_WHITESPACE = r"[ \t\r\n]{0,32}"
 _MAX_LEXER_STATES = 20_000  # 1 to 2 kB each, for as long as the grammar is kept
 
 
@@ -35,16 +36,25 @@ def compilable_text(spec: GrammarSpec) -> str:
     if len(spec.text) > MAX_TEXT_CHARS:
         raise BadGrammar(f"{len(spec.text)} characters; allowed are {MAX_TEXT_CHARS}")
     if spec.kind is GrammarKind.JSON_OBJECT:
-        return str(LLMatcher.grammar_from_json_schema('{"type": "object"}'))
+        return _from_schema({"type": "object"})
     if spec.kind is GrammarKind.JSON_SCHEMA:
-        if not isinstance(_json(spec.text), dict):
+        schema = _json(spec.text)
+        if not isinstance(schema, dict):
             raise BadGrammar("a schema must be a JSON object")
-        return str(LLMatcher.grammar_from_json_schema(spec.text))
+        return _from_schema(schema)
     if spec.kind is GrammarKind.REGEX:
         return str(LLMatcher.grammar_from_regex(spec.text))
     if spec.kind is GrammarKind.CHOICE:
         return str(LLMatcher.grammar_from_regex("|".join(map(_literal, _choices(spec.text)))))
     return _from_ebnf(spec.text)
+
+
+def _from_schema(schema: dict[str, object]) -> str:
+    """White space is bounded unless the schema says how it is written: weak models go on with it."""
+    how = schema.get("x-guidance", {})
+    if isinstance(how, dict):
+        schema = {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE, **how}}
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
 
 
 def _json(text: str) -> object:

@@ -159,6 +159,13 @@ def lenient(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema, "x-guidance": {"lenient": True}}
 
 
+def terse(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """`schema` on one line with a space after each comma and colon, as models write arguments."""
+    how = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    given = schema.get("x-guidance")
+    return {**schema, "x-guidance": {**(given if isinstance(given, Mapping) else {}), **how}}
+
+
 def bounded_schema(schema: Mapping[str, Any] | str, param: str) -> str:
     """The text of a JSON schema within our bounds; raises ApiError."""
     if isinstance(schema, str):

@@ -66,6 +66,13 @@ def test_required_is_calls_and_nothing_else(matches):
     assert not matches(one, f"{CALL}\n{CALL}")
 
 
+def test_arguments_are_written_as_models_write_them(matches):
+    two = {"type": "object", "properties": {"a": {}, "b": {}}, "x-guidance": 5}
+    spec = grammar(tools=[tool("f", two)], tool_choice="required")
+    assert matches(spec, CALL.replace('{"a": 1}', '{"a": 1, "b": [1, 2]}'))
+    assert not matches(spec, CALL.replace('{"a": 1}', '{"a":  1}'))
+
+
 def test_a_named_function_is_called_once(matches):
     spec = grammar(tool_choice={"type": "function", "function": {"name": "none"}})
     assert matches(spec, OTHER)

@@ -13,7 +13,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from bootstrap.sampling import GrammarKind, GrammarSpec
 from cluster.api.errors import ApiError
 from cluster.api.reasoning import BEGIN, END
-from cluster.api.structured import bounded_schema, lenient
+from cluster.api.structured import bounded_schema, lenient, terse
 from cluster.api.tools.definitions import Tool
 from cluster.api.tools.formats import ToolFormat
 from engine.grammar import MAX_TEXT_CHARS
@@ -93,7 +93,7 @@ def _call_rules(format: ToolFormat, tools: Sequence[Tool], *, exact: bool) -> li
             schema = lenient(schema)
         head = f'{{"name": {json.dumps(function.name)}, "{format.arguments_key}": '
         rules.append(f'tool_{i}: {json.dumps(head)} arguments_{i} "}}"')
-        rules.append(f"arguments_{i}: %json {bounded_schema(schema, 'tools')}")
+        rules.append(f"arguments_{i}: %json {bounded_schema(terse(schema), 'tools')}")
     return rules
 
 
