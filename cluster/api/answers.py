@@ -12,7 +12,7 @@ from cluster.balancer.generation import Generation
 from cluster.balancer.text import TextToken
 
 
-def usage_of(ask: Ask, generation: Generation) -> Usage:
+def usage_of(ask: Ask, generation: Generation, num_reasoning_tokens: int = 0) -> Usage:
     """Token counts of a call so far; a prompt counts once however often it is sampled.
 
     What counts as cached of it is what its samples found there, all of them.
@@ -28,7 +28,7 @@ def usage_of(ask: Ask, generation: Generation) -> Usage:
         completion_tokens=num_output,
         total_tokens=num_prompt + num_output,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
-        completion_tokens_details=CompletionTokensDetails(),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens),
     )
 
 

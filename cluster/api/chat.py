@@ -118,7 +118,7 @@ class ChatAnswer:
             created=self._created,
             model=self._body.model,
             choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
-            usage=usage_of(self._ask, self.generation),
+            usage=self._usage(),
             prompt_logprobs=prompt_logprobs,
             prompt_token_ids=self._prompt_token_ids(),
         )
@@ -131,11 +131,11 @@ class ChatAnswer:
             for part in self._parts.of(delta):
                 usage = None
                 if options.counts_always:
-                    usage = usage_of(self._ask, self.generation)
+                    usage = self._usage()
                 yield self._event([self._chunk_choice(part)], usage, is_first=is_first)
                 is_first = False
         if options.include_usage:
-            yield self._event([], usage_of(self._ask, self.generation))
+            yield self._event([], self._usage())
 
     def _choice(self, index: int, choice: _Choice) -> ChatChoice:
         body = self._body
@@ -176,6 +176,9 @@ class ChatAnswer:
     def _logprobs(self, tokens: Sequence[TextToken]) -> ChatLogprobs | None:
         num_top = self._body.num_logprobs
         return None if num_top is None else self._names.chat(tokens, num_top)
+
+    def _usage(self) -> Usage:
+        return usage_of(self._ask, self.generation, self._parts.num_reasoning_tokens)
 
     def _stats(self, index: int) -> Stats | None:
         return self.generation.stats_of(index).as_fields() if self._body.include_stats else None

@@ -4,6 +4,7 @@ Owns the interface between plain text, which the balancer puts out, and a chat m
 which tokens go with which part.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,11 @@ class ChoiceShaper(Protocol):
 
     The deltas joined must not depend on how the text was cut into pieces.
     """
+
+    @property
+    def num_reasoning_chars(self) -> int:
+        """How much of the text so far is reasoning, markers included."""
+        ...
 
     def push(self, text: str) -> Sequence[ChatDelta]:
         """What `text` adds; nothing where it is held back."""
@@ -47,6 +53,15 @@ class MessageParts:
     def __init__(self, shapers: Sequence[ChoiceShaper]) -> None:
         self._shapers = shapers
         self._tokens: dict[int, tuple[TextToken, ...]] = {}
+        self._offsets: list[list[int]] = [[] for _ in shapers]
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens so far that begin within the reasoning, of all choices."""
+        return sum(
+            bisect_left(offsets, shaper.num_reasoning_chars)
+            for offsets, shaper in zip(self._offsets, self._shapers, strict=True)
+        )
 
     def of(self, delta: ChoiceDelta) -> list[MessagePart]:
         """The parts that more of a choice makes."""
@@ -55,6 +70,7 @@ class MessageParts:
         if index not in self._tokens:
             parts.append(MessagePart(index, ChatDelta(role="assistant", content="")))
         self._tokens[index] = self._tokens.get(index, ()) + delta.tokens
+        self._offsets[index] += [token.offset for token in delta.tokens]
         gains = list(shaper.push(delta.text)) if delta.text else []
         if delta.finish is None:
             parts += [self._part(index, gain) for gain in gains]

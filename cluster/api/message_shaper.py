@@ -13,6 +13,11 @@ class MessageShaper:
     def __init__(self, rules: ShapeRules) -> None:
         self._shaper = Shaper(rules)
 
+    @property
+    def num_reasoning_chars(self) -> int:
+        """How much of the text so far is reasoning, markers included."""
+        return self._shaper.num_reasoning_chars
+
     def push(self, text: str) -> Sequence[ChatDelta]:
         """What `text` adds."""
         return _deltas(self._shaper.push(text))

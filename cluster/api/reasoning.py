@@ -34,13 +34,21 @@ class ReasoningSplitter:
     def __init__(self, *, opened: bool) -> None:
         """`opened`: the answer begins inside the reasoning."""
         self._held = ""
+        self._num_pushed = 0
+        self._num_before = 0  # characters up to the end of the end marker
         self._fresh = True  # nothing of the present part was returned yet
         self._state: Callable[[], tuple[str, str]] = self._inside if opened else self._before
 
     def push(self, text: str) -> tuple[str, str]:
         """More reasoning and more content; either may be empty."""
         self._held += text
+        self._num_pushed += len(text)
         return self._state()
+
+    @property
+    def num_chars(self) -> int:
+        """How much of the text so far is reasoning, markers included."""
+        return self._num_pushed if self._state == self._inside else self._num_before
 
     def finish(self) -> tuple[str, str]:
         """What was held back, once the text has ended."""
@@ -66,6 +74,7 @@ class ReasoningSplitter:
         if at >= 0:
             reasoning = self._trimmed(self._held[:at]).rstrip()
             self._held = self._held[at + len(END) :]
+            self._num_before = self._num_pushed - len(self._held)
             self._state, self._fresh = self._after, True
             return reasoning, self._after()[1]
         whole = _without_partial(self._held).rstrip()

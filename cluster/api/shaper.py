@@ -56,6 +56,11 @@ class Shaper:
         self._parallel = tools is None or tools.parallel
         self.num_calls = 0
 
+    @property
+    def num_reasoning_chars(self) -> int:
+        """How much of the text so far is reasoning, markers included."""
+        return 0 if self._splitter is None else self._splitter.num_chars
+
     def push(self, text: str) -> list[Shaped]:
         """What `text` adds; often nothing, while it is not clear what it is part of."""
         if self._splitter is None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from bootstrap.sampling import FinishReason
 from cluster.api.answer_schema import ChatDelta
 from cluster.api.message_parts import MessageBuilder, MessageParts
+from cluster.api.reasoning import ReasoningSplitter
 from cluster.balancer.generation import ChoiceDelta
 from cluster.balancer.text import TextToken
 
@@ -19,6 +20,8 @@ def token(number: int, shown: bool = True) -> TextToken:
 class Plain:
     """All text is content."""
 
+    num_reasoning_chars = 0
+
     def push(self, text):
         return [ChatDelta(content=text)]
 
@@ -28,6 +31,8 @@ class Plain:
 
 class Holding:
     """Shows text only at the end, and tells another reason."""
+
+    num_reasoning_chars = 2
 
     def __init__(self) -> None:
         self.held = ""
@@ -68,6 +73,20 @@ def test_tokens_wait_with_text_that_a_shaper_holds():
     content, end = parts.of(ChoiceDelta(0, "b", STOP, (token(2), token(3, shown=False))))
     assert (content.delta.content, [t.token_id for t in content.tokens]) == ("ab", [1, 2])
     assert (end.finish, [t.token_id for t in end.tokens]) == ("not stop", [3])
+    assert parts.num_reasoning_tokens == 1  # those that begin in front of the third character
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.sampled_from([True, False]))
+def test_what_is_reasoning_does_not_depend_on_pieces(sizes, opened):
+    text, at, seen = "<think>ab</think>cd"[7 * opened :], 0, []
+    splitter = ReasoningSplitter(opened=opened)
+    while at < len(text):
+        for size in sizes:
+            splitter.push(text[at : at + size])
+            at += size
+            seen.append(splitter.num_chars)
+    assert seen == sorted(seen)
+    assert splitter.num_chars == text.index("cd")
 
 
 @given(st.lists(st.text("ab", max_size=3), max_size=6))
