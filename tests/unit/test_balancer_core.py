@@ -17,6 +17,7 @@ from bootstrap.messages import (
     RoomTokens,
     Stage,
     TokenBatch,
+    TokenLogprobs,
     WorkerLoad,
     WorkerState,
     WriterStopped,
@@ -47,6 +48,30 @@ def a_request(max_tokens=4, *, prompt=(1, 2, 3), deadline_at=60.0, now=0.0, **sa
     params = SamplingParams(seed=1, max_tokens=max_tokens, **sampling)
     spec = RequestSpec("req", prompt, params, bootstrap_stop_ids=(77,))
     return Request(spec, RetryRules(), deadline_at, waiting_since=now)
+
+
+def test_a_prompt_is_scored_until_its_scores_are_delivered():
+    core = core_with(P1, D1, P2, D2)
+    params = SamplingParams(seed=1, max_tokens=4)
+    spec = RequestSpec("req", (1, 2, 3), params, num_prompt_logprobs=2)
+    core.submit(7, Request(spec, RetryRules(), 60.0, waiting_since=0.0), 0.0)
+    (first,) = prefills(core)
+    core.left(P1.info.peer.ref, "gone", 0.1)
+    (second,) = prefills(core)
+    assert first.num_prompt_logprobs == second.num_prompt_logprobs == 2
+    scores = (TokenLogprobs(-1.0), TokenLogprobs(-2.0))
+    batch = TokenBatch((RoomTokens(second.room, 0, (10,), prompt_logprobs=scores),))
+    core.receive(P2.info.peer, batch, 0.2)
+    core.left(D1.info.peer.ref, "gone", 0.3)
+    core.left(D2.info.peer.ref, "gone", 0.3)
+    core.joined(D1, 0.4)
+    (third,) = prefills(core)
+    assert (third.output_offset, third.num_prompt_logprobs) == (1, None)
+
+
+def prefills(core) -> list[PrefillDispatch]:
+    sent = [what.message for what in core.drain() if isinstance(what, Post)]
+    return [message for message in sent if isinstance(message, PrefillDispatch)]
 
 
 def posts(core) -> dict[str, list]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bootstrap.errors import IllegalTransition
 from bootstrap.identity import Role
 from bootstrap.messages import FailureReason as R
-from bootstrap.messages import RoomTokens
+from bootstrap.messages import RoomTokens, TokenLogprobs
 from bootstrap.sampling import FinishReason, SamplingParams
 from cluster.balancer.attempt import TokenMerge
 from cluster.balancer.instructions import Deliver, Dispatch, EndAttempt, Fail, FailureKind, Retry
@@ -280,6 +280,46 @@ def test_an_illegal_move_tells_the_story():
     made = dispatched()
     with pytest.raises(IllegalTransition, match=r"request req: waiting -dispatch-> prefilling"):
         made.dispatch(PAIR, bytes(16), 1.0)
+
+
+def scored(*values):
+    return tuple(TokenLogprobs(-float(value)) for value in values)
+
+
+def scoring(num_prompt_logprobs=None, max_tokens=10) -> Request:
+    """Dispatched, with log probabilities wanted."""
+    sampling = SamplingParams(seed=0, max_tokens=max_tokens, num_logprobs=0)
+    spec = RequestSpec("req", (1, 2, 3), sampling, (), num_prompt_logprobs)
+    made = Request(spec, RetryRules(), deadline_at=100.0, waiting_since=0.0)
+    made.dispatch(PAIR, bytes(16), 0.0)
+    return made
+
+
+def test_log_probabilities_stay_with_their_tokens_in_any_order():
+    made = scoring(num_prompt_logprobs=0)
+    assert tokens(made, D, 1, (11, 12), None, 1.0, logprobs=scored(1, 2)) == []
+    first = {"logprobs": scored(0), "prompt_logprobs": scored(8, 9)}
+    (deliver,) = tokens(made, P, 0, (10,), None, 1.0, **first)
+    assert deliver == Deliver((10, 11, 12), None, scored(0, 1, 2), scored(8, 9))
+    (deliver,) = tokens(made, D, 2, (12, 13), None, 1.0, logprobs=scored(2, 3))
+    assert deliver == Deliver((13,), None, scored(3))
+
+
+def test_tokens_beyond_the_limit_take_their_log_probabilities_with_them():
+    made = scoring(max_tokens=2)
+    tokens(made, P, 0, (10,), None, 1.0, logprobs=scored(0))
+    deliver, _ = tokens(made, D, 1, (11, 12), None, 1.0, logprobs=scored(1, 2))
+    assert deliver == Deliver((11,), LENGTH, scored(1))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"logprobs": scored(0)}, {"logprobs": scored(0), "prompt_logprobs": scored(8)}]
+)
+def test_a_worker_that_leaves_log_probabilities_out_ends_the_request(given):
+    made = scoring(num_prompt_logprobs=0)
+    end, fail = tokens(made, P, 0, (10,), None, 1.0, **given)
+    assert told([end]) == {"p1": R.PEER_ABORTED, "d1": R.PEER_ABORTED}
+    assert fail.failure.kind is FailureKind.INTERNAL
 
 
 tokens_with_ends = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=30)
