@@ -112,6 +112,38 @@ def test_greedy_tokens_and_logprobs_equal_transformers(models, name):
         assert_agrees(models.reference(name), prompt, output)
 
 
+def assert_scored(row, logprob, top):
+    """A token's alternatives are the reference's most probable ones, in order."""
+    best = row.topk(len(top))
+    assert [value for _, value in top] == pytest.approx(best.values.tolist(), abs=1e-3)
+    for token_id, value in top:
+        assert value == pytest.approx(float(row[token_id]), abs=1e-3)
+    assert logprob <= top[0][1] + 1e-6
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("chunk_size", [1, BLOCK, 1000])
+def test_prompt_logprobs_and_alternatives_equal_transformers(models, name, chunk_size):
+    params = SamplingParams(seed=0, max_tokens=3, temperature=0.0, num_logprobs=5)
+    outputs = models.engine(name).generate_tokens(
+        prompts(), [params] * len(LENGTHS), chunk_size, num_prompt_logprobs=5
+    )
+    for prompt, output in zip(prompts(), outputs, strict=True):
+        ids = [*prompt, *(token.token_id for token in output)]
+        with torch.inference_mode():
+            rows = models.reference(name)(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        scored = output[0].prompt_logprobs
+        assert len(scored) == len(prompt) - 1
+        for position, entry in enumerate(scored, 1):
+            row = rows[position - 1]
+            assert entry.logprob == pytest.approx(float(row[prompt[position]]), abs=1e-3)
+            assert_scored(row, entry.logprob, entry.top)
+        for position, token in enumerate(output, len(prompt)):
+            row = rows[position - 1]
+            assert token.logprob == pytest.approx(float(row[token.token_id]), abs=1e-3)
+            assert_scored(row, token.logprob, token.top)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize("chunk_size", [1, 7, BLOCK, 2 * BLOCK, 1000])
 def test_chunk_size_and_company_do_not_change_tokens(models, name, chunk_size):
