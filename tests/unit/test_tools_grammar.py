@@ -176,4 +176,18 @@ def test_the_parser_reads_what_the_grammar_makes():
         CallArguments(1, "{}"),
     ]
     assert parsed(LLAMA_CALL, LLAMA3) == [CallBegan(0, "f"), CallArguments(0, '{"a": 1}')]
-    assert Tool.model_validate(tool("f")).function.schema_of_arguments["properties"] == {}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "extra"),
+    [
+        (None, False),
+        ({"properties": {"a": {}}}, False),
+        ({"additionalProperties": True}, True),
+        ({"allOf": [{"properties": {"a": {}}}]}, None),
+    ],
+)
+def test_arguments_that_nobody_named(parameters, extra):
+    schema = Tool.model_validate(tool("f", parameters)).function.schema_of_arguments
+    assert schema["type"] == "object"
+    assert schema.get("additionalProperties") is extra

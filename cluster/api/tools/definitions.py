@@ -7,6 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field
 MAX_TOOLS = 128  # OpenAI's
 MAX_DESCRIPTION_CHARS = 1 << 16
 
+# Keywords through which a schema may have properties beside those in `properties`.
+_SAYS_MORE = frozenset(
+    {
+        "additionalProperties", "allOf", "anyOf", "dependentSchemas", "if", "oneOf",
+        "patternProperties", "propertyNames", "unevaluatedProperties", "$ref", "$dynamicRef",
+    }
+)  # fmt: skip
+
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -22,10 +30,14 @@ class FunctionDefinition(BaseModel):
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
-        """What the arguments must match; without parameters there are none."""
-        if not self.parameters:
-            return {"type": "object", "properties": {}, "additionalProperties": False}
-        return {**self.parameters, "type": "object"}
+        """What the arguments must match; without parameters there are none.
+
+        Arguments that nobody named help nobody, so they must be allowed explicitly.
+        """
+        schema = {"type": "object", "properties": {}, **(self.parameters or {})}
+        if schema.keys().isdisjoint(_SAYS_MORE):
+            schema["additionalProperties"] = False
+        return schema
 
 
 class Tool(BaseModel):
