@@ -5,6 +5,7 @@ takes to find out, is the engine's to say.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,9 @@ MAX_DEPTH = 64
 MAX_NODES = 20_000
 MAX_CHOICES = 1024
 MAX_PROBLEM_CHARS = 500
+
+_POSITION = re.compile(r"^(at )?\d+\(\d+\): ")
+_POINTED_AT = re.compile(r"\s*(\d+ \||\^\s*$)")
 
 GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)]
 Choices = Annotated[
@@ -113,7 +117,8 @@ async def check_grammar(checks: GrammarChecks, grammar: GrammarSpec, param: str)
     except ChecksBusy as error:
         raise ApiError(503, "Too many grammars wait to be checked.", code="overloaded") from error
     if problem is not None:
-        raise _wrong(param, problem[:MAX_PROBLEM_CHARS].rstrip(".\n"))
+        is_own = param in ("guided_grammar", "structured_outputs")
+        raise _wrong(param, _told(problem, with_position=is_own))
 
 
 def _asked(fields: StructuredFields) -> Iterator[tuple[str, GrammarKind, Any]]:
@@ -197,6 +202,14 @@ def _check_size(schema: Mapping[str, Any], param: str) -> None:
         elif isinstance(value, list):
             items = value
         todo += [(item, depth + 1) for item in items]
+
+
+def _told(problem: str, *, with_position: bool) -> str:
+    """What llguidance says, without the lines that it points at: most are none of the client's."""
+    lines = [line.strip() for line in problem.splitlines() if not _POINTED_AT.match(line)]
+    text = " ".join(line for line in lines if line)
+    text = text if with_position else _POSITION.sub("", text)
+    return text[:MAX_PROBLEM_CHARS].rstrip(".:")
 
 
 def _wrong(param: str, problem: str) -> ApiError:

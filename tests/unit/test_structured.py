@@ -144,6 +144,21 @@ def test_what_is_fine_passes(checks, fields):
     asyncio.run(check_grammar(checks, spec, param))
 
 
+def test_what_is_wrong_is_told_without_the_machinery(checks):
+    schema = '{"$ref": "#/nowhere"}'
+    for spec, param in (
+        (GrammarSpec(GrammarKind.JSON_SCHEMA, schema), "response_format"),
+        (GrammarSpec(GrammarKind.EBNF, f"start: a\na: %json {schema}"), "tools"),
+    ):
+        with pytest.raises(ApiError, match="Pointer '/nowhere' does not exist") as caught:
+            asyncio.run(check_grammar(checks, spec, param))
+        assert "%json" not in str(caught.value)
+        assert "2(" not in str(caught.value)
+    spec = GrammarSpec(GrammarKind.EBNF, "start: a\na: nowhere")
+    with pytest.raises(ApiError, match=r"2\("):
+        asyncio.run(check_grammar(checks, spec, "guided_grammar"))
+
+
 def test_too_many_at_once_is_503(checks, monkeypatch):
     monkeypatch.setattr("cluster.balancer.grammar_checks.MAX_WAITING", 0)
     with pytest.raises(ApiError) as caught:
