@@ -220,7 +220,7 @@ class Cluster:
         target.memory.pages[remote] = content
 
     def _check_landing(self, target: DecodeNode, room: bytes, page: int) -> None:
-        ledger = target.core.scheduler.ledger
+        ledger = target.ledger
         state = ledger.state_of(page)
         if room in target.core.quarantine.rooms():
             self.num_landed_late += 1

@@ -14,8 +14,10 @@ import msgspec
 
 from bootstrap.errors import LocalMisuse
 from bootstrap.identity import Peer
-from bootstrap.messages import LegProgress
+from bootstrap.messages import LegFailed, Message, TokenBatch
+from kv_transfer.ledger import PageState
 from tests.support.joined import Choice, Cluster
+from tests.support.joined_memory import GARBAGE
 from tests.support.joined_nodes import Write
 
 MAX_WAITS = 12  # of one second each; more than any repeat needs
@@ -49,6 +51,10 @@ class SmallCluster(Cluster):
             self.num_waits += 1
             assert self.num_waits <= MAX_WAITS, f"something hangs: {self.leftovers()}"
             self.pass_time(1.0)
+            for node in self.nodes.values():
+                node.core.tick(self.now)
+                node.execute()
+            self.settle()
         elif kind in ("land", "finish"):
             write = self.writes()[what]  # type: ignore[index]
             while write.left and not write.doomed:
@@ -97,9 +103,33 @@ class SmallCluster(Cluster):
     def _lose_tail(self, link: deque[Any]) -> None:
         """What is lost with a dead engine is the fault's to say."""
 
+    def settle(self) -> None:
+        """Leave out what makes no difference: idle rounds, and what free pages held before."""
+        super().settle()
+        for node in self.nodes.values():
+            ledger = node.ledger
+            node.awake = node.awake and node.has_work()
+            for page, content in enumerate(node.memory.pages):
+                if ledger.state_of(page) is PageState.FREE:
+                    content[:] = [GARBAGE] * len(content)
+
     def _route(self, source: Peer, posts: list[Any]) -> None:
-        posts[:] = [post for post in posts if not isinstance(post.message, LegProgress)]
+        """Messages that the balancer would drop are dropped at once."""
+        balancer = self.balancer
+        posts[:] = [
+            post
+            for post in posts
+            if post.peer != balancer.me
+            or any(balancer.request_of(room) for room in _rooms(post.message))
+        ]
         super()._route(source, posts)
+
+
+def _rooms(message: Message) -> list[bytes]:
+    """The rooms of a message whose news the balancer may use."""
+    if isinstance(message, TokenBatch):
+        return [tokens.room for tokens in message.rooms]
+    return [message.room] if isinstance(message, LegFailed) else []
 
 
 def explore(start: SmallCluster, at_end: Callable[[SmallCluster], None], max_states: int) -> int:
