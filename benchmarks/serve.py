@@ -19,7 +19,7 @@ import httpx
 from prompts import unique_prompt
 from rich.console import Console
 from rich.table import Table
-from served import served
+from served import model_name, served
 from streaming import Timing, stream_completion
 
 
@@ -29,9 +29,11 @@ def measure_pdserve(
     """All streams start together; throughput counts output tokens until the last one ended."""
     prompts = [unique_prompt(num_prompt, 1000 * num_streams + i) for i in range(num_streams)]
 
+    model = model_name(url)
+
     def run(prompt: list[int]) -> Timing:
         with httpx.Client(base_url=url, timeout=600) as client:
-            return stream_completion(client, "demo", prompt, num_output)
+            return stream_completion(client, model, prompt, num_output)
 
     started = time.perf_counter()
     with ThreadPoolExecutor(num_streams) as threads:

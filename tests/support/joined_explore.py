@@ -4,9 +4,10 @@ A step of an engine, a whole write, and a delivery with what it sets off are one
 one fault to spend, at any moment. Time passes only when nothing else can happen.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -22,7 +23,8 @@ from tests.support.joined_nodes import Write
 
 MAX_WAITS = 12  # of one second each; more than any repeat needs
 _SKIPPED = {"_story", "_rng", "_hasher", "hasher", "_limits", "limits", "info", "num_landed_late"}
-_SHARED = (int, float, str, bytes, bool, type(None), Enum, msgspec.Struct, type, Random)
+_CONSTANTS = (int, float, str, bytes, bool, type(None), Enum, msgspec.Struct, type, Random)
+_CONTAINERS = (dict, list, deque, set)
 
 
 class SmallCluster(Cluster):
@@ -63,10 +65,8 @@ class SmallCluster(Cluster):
         else:
             super().apply(choice)
             node = self.nodes.get(what[1] if kind == "deliver" else what)  # type: ignore[index]
-            if node is not None and kind == "begin" and node.plan is not None:
+            if kind == "begin" and node is not None and node.plan is not None:
                 node.end(self.now, self.balancer.truth)
-            elif node is not None:
-                node.handle(self.now)
             self.settle()
 
     def done(self) -> bool:
@@ -105,6 +105,9 @@ class SmallCluster(Cluster):
 
     def settle(self) -> None:
         """Leave out what makes no difference: idle rounds, and what free pages held before."""
+        for node in self.nodes.values():
+            while node.inbox:
+                node.handle(self.now)
         super().settle()
         for node in self.nodes.values():
             ledger = node.ledger
@@ -162,54 +165,52 @@ def explore(start: SmallCluster, at_end: Callable[[SmallCluster], None], max_sta
 
 def clone(value: Any, memo: dict[int, Any]) -> Any:
     """A copy that shares nothing that can change."""
-    if isinstance(value, _SHARED) or _is_frozen(value):
+    kind = type(value)
+    if _is_constant(kind):
         return value
     if id(value) in memo:
         return memo[id(value)]
-    kind = type(value)
-    if kind in (tuple, frozenset):
-        return kind(clone(item, memo) for item in value)
-    new = kind.__new__(kind)
-    memo[id(value)] = new
-    if isinstance(value, dict):
-        if isinstance(value, OrderedDict):
-            new.__init__()
+    if kind is tuple:
+        return tuple([clone(item, memo) for item in value])
+    new = memo[id(value)] = kind() if issubclass(kind, _CONTAINERS) else kind.__new__(kind)
+    if issubclass(kind, dict):
         for key, item in value.items():
             new[key] = clone(item, memo)
-    elif isinstance(value, (list, deque)):
-        new.extend(clone(item, memo) for item in value)
-    elif isinstance(value, set):
+    elif issubclass(kind, (list, deque)):
+        new.extend([clone(item, memo) for item in value])
+    elif issubclass(kind, set):
         new.update(value)
     else:
         for name in _fields(value):
-            object.__setattr__(new, name, clone(getattr(value, name), memo))
+            setattr(new, name, clone(getattr(value, name), memo))
     return new
 
 
 def fingerprint(value: Any) -> int:
     """Equal for states that differ in nothing but how they came about (up to 64-bit collisions)."""
-    return hash(_frozen_form(value))
+    kind = type(value)
+    if _is_constant(kind):
+        return hash(value)
+    if issubclass(kind, dict):
+        return hash(tuple([(key, fingerprint(item)) for key, item in value.items()]))
+    if issubclass(kind, (list, deque, tuple)):
+        return hash(tuple([fingerprint(item) for item in value]))
+    if issubclass(kind, set):
+        return hash(frozenset(value))
+    fields = [name for name in _fields(value) if name not in _SKIPPED]
+    return hash(tuple([fingerprint(getattr(value, name)) for name in fields]))
 
 
-def _frozen_form(value: Any) -> Any:
-    if isinstance(value, _SHARED) or _is_frozen(value):
-        return value
-    if isinstance(value, dict):
-        return tuple((key, _frozen_form(item)) for key, item in value.items())
-    if isinstance(value, (list, deque, tuple)):
-        return tuple(_frozen_form(item) for item in value)
-    if isinstance(value, (set, frozenset)):
-        return frozenset(value)
-    return tuple(
-        _frozen_form(getattr(value, name)) for name in _fields(value) if name not in _SKIPPED
-    )
+@cache
+def _is_constant(kind: type) -> bool:
+    params = getattr(kind, "__dataclass_params__", None)
+    return issubclass(kind, _CONSTANTS) or (params is not None and params.frozen)
 
 
-def _is_frozen(value: Any) -> bool:
-    params = getattr(type(value), "__dataclass_params__", None)
-    return params is not None and params.frozen
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
 
 
-def _fields(value: Any) -> list[str]:
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    return [*slots, *getattr(value, "__dict__", ())]
+def _fields(value: Any) -> tuple[str, ...]:
+    return (*_slots(type(value)), *getattr(value, "__dict__", ()))
