@@ -60,8 +60,9 @@ def join(address: str) -> None:
 
     Whoever runs it decides about its authentication: Ray's own variables and files hold the token.
     """
-    if address != "auto":
-        _check_that_someone_listens(address)
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    if named not in ("", "auto"):
+        _check_that_someone_listens(named)
     os.environ.update(_QUIET)
     try:
         _init(address=address)
