@@ -3,7 +3,7 @@
 For a 1k-token prompt: time to first token at the client against the prefill time inside the engine
 (target at most 1.10), and the gap from token 0 to token 1 against one decode step (target at most 2).
 
-    python benchmarks/handoff.py [--num-tokens 1024] [--repeat 7] [--transfer nixl] [--json FILE]
+    python -m benchmarks.handoff [--num-tokens 1024] [--repeat 7] [--transfer nixl] [--json FILE]
 """
 
 import argparse
@@ -12,11 +12,12 @@ import statistics
 from pathlib import Path
 
 import httpx
-from prompts import unique_prompt
 from rich.console import Console
 from rich.table import Table
-from served import histogram_totals, model_name, served
-from streaming import stream_completion
+
+from benchmarks.prompts import unique_prompt
+from benchmarks.served import histogram_totals, model_name, served
+from benchmarks.streaming import stream_completion
 
 PREFILL_TIME = "pdserve:request_prefill_time_seconds"
 NUM_OUTPUT = 24

@@ -3,7 +3,7 @@
 Each engine and `transformers.generate` run with the same number of torch threads and the same dtype.
 `generate` gets all prompts of a level as one batch, its best case, and has no endpoint to serve.
 
-    python benchmarks/serve.py [--streams 1 4 8] [--prompt-tokens 128] [--output-tokens 64] [--json FILE]
+    python -m benchmarks.serve [--streams 1 4 8] [--prompt-tokens 128] [--output-tokens 64] [--json FILE]
 """
 
 import argparse
@@ -16,11 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-from prompts import unique_prompt
 from rich.console import Console
 from rich.table import Table
-from served import model_name, served
-from streaming import Timing, stream_completion
+
+from benchmarks.prompts import unique_prompt
+from benchmarks.served import model_name, served
+from benchmarks.streaming import Timing, stream_completion
 
 
 def measure_pdserve(
@@ -49,7 +50,7 @@ def measure_pdserve(
 
 def measure_transformers(num_streams: int, num_prompt: int, num_output: int) -> dict[str, float]:
     """A process of its own, so that its torch has the engines' one thread and nothing else runs."""
-    command = [sys.executable, __file__, "--baseline"]
+    command = [sys.executable, "-m", "benchmarks.serve", "--baseline"]
     sizes = [str(num_streams), str(num_prompt), str(num_output)]
     output = subprocess.run([*command, *sizes], check=True, capture_output=True, text=True).stdout
     result: dict[str, float] = json.loads(output.splitlines()[-1])

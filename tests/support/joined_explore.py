@@ -17,7 +17,7 @@ from bootstrap.errors import LocalMisuse
 from bootstrap.identity import Peer
 from bootstrap.messages import LegFailed, Message, TokenBatch
 from kv_transfer.ledger import PageState
-from tests.support.joined import Choice, Cluster
+from tests.support.joined import Choice, Cluster, Node
 from tests.support.joined_memory import GARBAGE
 from tests.support.joined_nodes import Write
 
@@ -34,6 +34,7 @@ class SmallCluster(Cluster):
         super().__init__(Random(0), max_attempts=1, **options)
         self.faults = faults
         self.num_waits = 0
+        self._marks: dict[Peer, int] = {}  # fingerprints of what did not change since
 
     def choices(self) -> list[Choice]:
         """All that may happen, faults included."""
@@ -69,6 +70,36 @@ class SmallCluster(Cluster):
                 node.end(self.now, self.balancer.truth)
             self.settle()
 
+    def after(self, choice: Choice) -> "SmallCluster":
+        """A copy in which `choice` happened; it shares what that cannot have changed."""
+        touched = self._touched_by(choice)
+        parts = {**self.nodes, self.balancer.me: self.balancer}
+        new: SmallCluster = clone(
+            self, {id(part): part for me, part in parts.items() if me not in touched}
+        )
+        new._marks = {me: mark for me, mark in self._marks.items() if me not in touched}
+        new.apply(choice)
+        return new
+
+    def mark(self) -> int:
+        """Equal for states that differ in nothing but how they came about."""
+        parts = {**self.nodes, self.balancer.me: self.balancer}
+        for me, part in parts.items():
+            if me not in self._marks:
+                self._marks[me] = fingerprint(part)
+        links = frozenset((ends, tuple(link)) for ends, link in self.links.items() if link)
+        rest = (self.news, self.orphans, self.now, self.faults, self.num_waits)
+        return hash((tuple([self._marks[me] for me in parts]), links, fingerprint(rest)))
+
+    def _touched_by(self, choice: Choice) -> set[Peer]:
+        kind, what = choice
+        if kind == "deliver":
+            return {what[1]}  # type: ignore[index]
+        if kind in ("news", "begin", "tear down"):
+            return {what}  # type: ignore[arg-type]
+        nodes = set(self.nodes)
+        return nodes if kind in ("land", "finish") else {*nodes, self.balancer.me}
+
     def done(self) -> bool:
         """Every request has its outcome and nothing is held."""
         return not self.balancer.pending() and not self.leftovers() and not self.orphans
@@ -77,38 +108,47 @@ class SmallCluster(Cluster):
         return self.writes().index(what) if isinstance(what, Write) else what
 
     def _is_possible(self, fault: str) -> bool:
-        kind, _, target = fault.partition(" ")
+        kind, *args = fault.split()
         if kind == "cancel":
-            return self.balancer.requests[int(target)].outcome is None
-        writes = [write for write in self.writes() if write not in self.orphans]
-        return kind == "kill" or (kind == "fail-write" and bool(writes))
+            return self.balancer.requests[int(args[0])].outcome is None
+        if kind == "lose-message":
+            return bool(self.links.get((self._called(args[0]).me, self._called(args[1]).me)))
+        return kind != "fail-write" or bool(self.writes())
 
     def _spend(self, fault: str) -> None:
         self.faults = ()
-        kind, _, target = fault.partition(" ")
+        kind, *args = fault.split()
         if kind == "cancel":
-            self.balancer.cancel(self.balancer.requests[int(target)])
+            self.balancer.cancel(self.balancer.requests[int(args[0])])
         elif kind == "fail-write":
-            self.finish(next(w for w in self.writes() if w not in self.orphans), "link down")
+            self.finish(self.writes()[0], "link down")
+        elif kind == "lose-message":
+            self.links[self._called(args[0]).me, self._called(args[1]).me].popleft()
         else:
-            name, _, messages = target.partition(" ")
-            node = next(n for n in self.nodes.values() if n.me.ref.worker_id == name)
-            if messages == "lose":
-                for (source, _), link in self.links.items():
-                    if source == node.me:
-                        link.clear()
-            self.kill(node)
+            self._kill(self._called(args[0]), lose="lose" in args, silent="silent" in args)
         self.settle()
+
+    def _kill(self, node: Node, *, lose: bool, silent: bool) -> None:
+        for (source, _), link in self.links.items():
+            if lose and source == node.me:
+                link.clear()
+        self.kill(node, silent_first=silent)
+
+    def _called(self, worker_id: str) -> Node:
+        return next(n for n in self.nodes.values() if n.me.ref.worker_id == worker_id)
 
     def _lose_tail(self, link: deque[Any]) -> None:
         """What is lost with a dead engine is the fault's to say."""
 
     def settle(self) -> None:
-        """Leave out what makes no difference: idle rounds, and what free pages held before."""
+        """Leave out what makes no difference: idle rounds, messages to the dead, old free pages."""
         for node in self.nodes.values():
             while node.inbox:
                 node.handle(self.now)
         super().settle()
+        for (_, target), link in self.links.items():
+            if target not in self.nodes and target != self.balancer.me:
+                link.clear()
         for node in self.nodes.values():
             ledger = node.ledger
             node.awake = node.awake and node.has_work()
@@ -141,7 +181,7 @@ def explore(start: SmallCluster, at_end: Callable[[SmallCluster], None], max_sta
     Every event checks what must hold always; `at_end` sees each state in which nothing can happen any
     more. Raises AssertionError, with the events that led there, at the first violation.
     """
-    seen = {fingerprint(start)}
+    seen = {start.mark()}
     stack: list[tuple[SmallCluster, tuple[Choice, ...]]] = [(start, ())]
     while stack:
         state, path = stack.pop()
@@ -149,13 +189,12 @@ def explore(start: SmallCluster, at_end: Callable[[SmallCluster], None], max_sta
         if not choices:
             at_end(state)
         for choice in choices:
-            after = clone(state, {})
             try:
-                after.apply(choice)
+                after = state.after(choice)
             except (AssertionError, LocalMisuse) as error:
                 story = "\n".join(f"  {kind} {what}" for kind, what in (*path, choice))
                 raise AssertionError(f"{error} after\n{story}") from error
-            mark = fingerprint(after)
+            mark = after.mark()
             if mark not in seen:
                 seen.add(mark)
                 assert len(seen) <= max_states, "more states than this search is meant for"
