@@ -77,9 +77,9 @@ class PrefillRole:
                 self._carry_out()
 
     def on_left(self, ref: WorkerRef, dead: bool) -> None:
-        """Whether dead or out of reach: nothing more is written there."""
+        """Whether dead or out of reach: nothing new is written there."""
         with self._lock:
-            self._handoffs.decode_left(ref)
+            self._handoffs.decode_left(ref, dead)
             self._carry_out()
 
     def on_written(self, tag: object, error: str | None) -> None:
