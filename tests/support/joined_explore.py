@@ -41,7 +41,7 @@ class SmallCluster(Cluster):
         found = [(kind, self._name(what)) for kind, what in super().choices()]
         if found or self.balancer.pending():
             found += [("fault", fault) for fault in self.faults if self._is_possible(fault)]
-        if not [kind for kind, _ in found if kind != "fault"] and not self.done():
+        if not [kind for kind, _ in found if kind not in ("fault", "debris")] and not self.done():
             found.append(("wait", None))
         return found
 
@@ -58,11 +58,12 @@ class SmallCluster(Cluster):
                 node.core.tick(self.now)
                 node.execute()
             self.settle()
-        elif kind in ("land", "finish"):
-            write = self.writes()[what]  # type: ignore[index]
+        elif kind in ("land", "finish", "debris"):
+            write = [*self.writes(), *(write for write, _ in self.debris)][what]  # type: ignore[index]
             while write.left and not write.doomed:
                 super().apply(("land", write))
-            super().apply(("finish", write))
+            if kind != "debris":
+                super().apply(("finish", write))
         else:
             super().apply(choice)
             node = self.nodes.get(what[1] if kind == "deliver" else what)  # type: ignore[index]
@@ -88,7 +89,7 @@ class SmallCluster(Cluster):
             if me not in self._marks:
                 self._marks[me] = fingerprint(part)
         links = frozenset((ends, tuple(link)) for ends, link in self.links.items() if link)
-        rest = (self.news, self.orphans, self.now, self.faults, self.num_waits)
+        rest = (self.news, self.orphans, self.debris, self.now, self.faults, self.num_waits)
         return hash((tuple([self._marks[me] for me in parts]), links, fingerprint(rest)))
 
     def _touched_by(self, choice: Choice) -> set[Peer]:
@@ -98,14 +99,19 @@ class SmallCluster(Cluster):
         if kind in ("news", "begin", "tear down"):
             return {what}  # type: ignore[arg-type]
         nodes = set(self.nodes)
-        return nodes if kind in ("land", "finish") else {*nodes, self.balancer.me}
+        moves = ("land", "finish", "debris")
+        return nodes if kind in moves else {*nodes, self.balancer.me}
 
     def done(self) -> bool:
         """Every request has its outcome and nothing is held."""
         return not self.balancer.pending() and not self.leftovers() and not self.orphans
 
     def _name(self, what: object) -> object:
-        return self.writes().index(what) if isinstance(what, Write) else what
+        """Writes by their place: a copy of the cluster has copies of them."""
+        if not isinstance(what, Write):
+            return what
+        everything = [*self.writes(), *(write for write, _ in self.debris)]
+        return everything.index(what)
 
     def _is_possible(self, fault: str) -> bool:
         kind, *args = fault.split()

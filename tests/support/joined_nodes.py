@@ -145,7 +145,7 @@ class PrefillNode(_Node):
 
     def left(self, ref: WorkerRef, dead: bool) -> None:
         """A worker is gone."""
-        self.handoffs.decode_left(ref)
+        self.handoffs.decode_left(ref, dead)
         self._carry_out_handoffs()
 
     def written(self, write: Write, error: str | None) -> None:
