@@ -222,6 +222,7 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.num_lives = 0
+        self.born_at: dict[WorkerRef, float] = {}
         self.directory = Directory()
         self.known: dict[WorkerRef, WorkerInfo] = {}  # what events say who is a member
         self.dead: set[WorkerRef] = set()  # by events
@@ -264,7 +265,8 @@ class World:
         self.now += STEP_S
         sends = self.registry.tick(self.now)
         if kind == "register":
-            sends += self.registry.register(Register(make_info(make_peer(ref))), self.now)
+            age_s = self.now - self.born_at.setdefault(ref, self.now)
+            sends += self.registry.register(Register(make_info(make_peer(ref)), age_s), self.now)
         elif kind == "heartbeat":
             sends += self.registry.heartbeat(ref, WorkerLoad(num_queued=1), self.now)
         elif kind == "unregister":
