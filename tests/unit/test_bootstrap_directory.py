@@ -296,5 +296,5 @@ def test_directory_equals_the_registry_again_after_any_losses(
     of_registry = {m.info.peer.ref for m in world.registry.members}
     assert refs(world.directory) <= of_registry
     # A new life of the service may not know yet who ended, or was replaced, in an earlier one; whom the
-    # directory misses it has told as dead before.
-    assert of_registry - refs(world.directory) <= world.dead
+    # directory misses it knows as dead.
+    assert of_registry - refs(world.directory) <= world.directory._dead.keys()
