@@ -3,7 +3,7 @@
 For a 1k-token prompt: time to first token at the client against the prefill time inside the engine
 (target at most 1.10), and the gap from token 0 to token 1 against one decode step (target at most 2).
 
-    python benchmarks/handoff.py [--num-tokens 1024] [--repeat 7] [--transfer nixl] [--json FILE]
+    python -m benchmarks.handoff [--num-tokens 1024] [--repeat 7] [--transfer nixl] [--json FILE]
 """
 
 import argparse
@@ -12,11 +12,12 @@ import statistics
 from pathlib import Path
 
 import httpx
-from prompts import unique_prompt
 from rich.console import Console
 from rich.table import Table
-from served import histogram_totals, served
-from streaming import stream_completion
+
+from benchmarks.prompts import unique_prompt
+from benchmarks.served import histogram_totals, model_name, served
+from benchmarks.streaming import stream_completion
 
 PREFILL_TIME = "pdserve:request_prefill_time_seconds"
 NUM_OUTPUT = 24
@@ -25,12 +26,13 @@ NUM_OUTPUT = 24
 def measure(url: str, num_tokens: int, repeat: int) -> dict[str, float]:
     """Medians over `repeat` requests, one at a time, after one that warms up."""
     ttft, prefill, gap, step = [], [], [], []
+    model = model_name(url)
     with httpx.Client(base_url=url, timeout=300) as client:
-        stream_completion(client, "demo", unique_prompt(num_tokens, -1), NUM_OUTPUT)
+        stream_completion(client, model, unique_prompt(num_tokens, -1), NUM_OUTPUT)
         for seed in range(repeat):
             before = histogram_totals(url, PREFILL_TIME)[0]
             prompt = unique_prompt(num_tokens, seed)
-            timing = stream_completion(client, "demo", prompt, NUM_OUTPUT)
+            timing = stream_completion(client, model, prompt, NUM_OUTPUT)
             prefill.append(histogram_totals(url, PREFILL_TIME)[0] - before)
             ttft.append(timing.ttft_s)
             gap.append(timing.gaps_s[0])

@@ -3,7 +3,7 @@
 Each engine and `transformers.generate` run with the same number of torch threads and the same dtype.
 `generate` gets all prompts of a level as one batch, its best case, and has no endpoint to serve.
 
-    python benchmarks/serve.py [--streams 1 4 8] [--prompt-tokens 128] [--output-tokens 64] [--json FILE]
+    python -m benchmarks.serve [--streams 1 4 8] [--prompt-tokens 128] [--output-tokens 64] [--json FILE]
 """
 
 import argparse
@@ -16,22 +16,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-from prompts import unique_prompt
 from rich.console import Console
 from rich.table import Table
-from served import served
-from streaming import Timing, stream_completion
+
+from benchmarks.prompts import unique_prompt
+from benchmarks.served import model_name, served
+from benchmarks.streaming import Timing, stream_completion
 
 
 def measure_pdserve(
-    url: str, num_streams: int, num_prompt: int, num_output: int
+    url: str, num_streams: int, num_prompt: int, num_output: int, seed: int = 0
 ) -> dict[str, float]:
     """All streams start together; throughput counts output tokens until the last one ended."""
-    prompts = [unique_prompt(num_prompt, 1000 * num_streams + i) for i in range(num_streams)]
+    prompts = [unique_prompt(num_prompt, 1000 * num_streams + i + seed) for i in range(num_streams)]
+    model = model_name(url)
 
     def run(prompt: list[int]) -> Timing:
         with httpx.Client(base_url=url, timeout=600) as client:
-            return stream_completion(client, "demo", prompt, num_output)
+            return stream_completion(client, model, prompt, num_output)
 
     started = time.perf_counter()
     with ThreadPoolExecutor(num_streams) as threads:
@@ -47,7 +49,7 @@ def measure_pdserve(
 
 def measure_transformers(num_streams: int, num_prompt: int, num_output: int) -> dict[str, float]:
     """A process of its own, so that its torch has the engines' one thread and nothing else runs."""
-    command = [sys.executable, __file__, "--baseline"]
+    command = [sys.executable, "-m", "benchmarks.serve", "--baseline"]
     sizes = [str(num_streams), str(num_prompt), str(num_output)]
     output = subprocess.run([*command, *sizes], check=True, capture_output=True, text=True).stdout
     result: dict[str, float] = json.loads(output.splitlines()[-1])
@@ -133,7 +135,7 @@ def main() -> None:
         return
     sizes = args.prompt_tokens, args.output_tokens
     with served("--transfer", args.transfer) as url:
-        measure_pdserve(url, 1, *sizes)  # warms up
+        measure_pdserve(url, 1, *sizes, seed=1 << 20)  # warms up, and no prompt is seen twice
         ours = {n: measure_pdserve(url, n, *sizes) for n in args.streams}
     results = {n: (ours[n], measure_transformers(n, *sizes)) for n in args.streams}
     title = f"{args.prompt_tokens} prompt and {args.output_tokens} output tokens, float32, one torch thread"

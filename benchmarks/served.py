@@ -44,6 +44,12 @@ def _wait_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
     raise SystemExit(f"the cluster was not ready within {START_TIMEOUT_S:g} s")
 
 
+def model_name(url: str) -> str:
+    """What the cluster calls its model."""
+    name: str = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    return name
+
+
 def histogram_totals(url: str, name: str) -> tuple[float, float]:
     """(sum, count) of one of the balancer's histograms."""
     found = {"sum": 0.0, "count": 0.0}

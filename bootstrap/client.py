@@ -91,6 +91,12 @@ class BootstrapClient:
         """Whether the service was heard within the last lease; thread safe."""
         return self._session.connected(time.monotonic())
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs; thread safe."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
     def members(self) -> tuple[Member, ...]:
         """All members; their loads are the latest only without a registration. Thread safe."""
         return self._members

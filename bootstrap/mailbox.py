@@ -77,6 +77,11 @@ class Mailbox:
             raise LocalMisuse("a stopped mailbox does not start again")
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def post(self, peer: Peer, message: Message) -> None:
         """Send `message` to `peer`, from any thread, without ever blocking."""
         frame = codec.encode(Envelope(self.peer, peer.ref, message))

@@ -164,11 +164,13 @@ class AbortRoom(_Message, frozen=True):
 class WriterStopped(_Message, frozen=True):
     """P will never write into (room, epoch) again: D may take its pages out of quarantine.
 
-    `epoch` 0 means that P never saw a manifest and drops any that comes.
+    `epoch` 0 means that P never saw a manifest and drops any that comes. `cut` when a write ended by an
+    error: what of it was on its way may still arrive for a moment.
     """
 
     room: Room
     epoch: Annotated[int, Meta(ge=0, lt=1 << 53)] = 0
+    cut: bool = False
 
 
 class LegStats(Struct, frozen=True, omit_defaults=True):

@@ -5,6 +5,7 @@ Owns how Ray is started, found and ended. Knows no actors.
 
 import os
 import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from bootstrap.errors import ConfigError
 
 _OBJECT_STORE_BYTES = 80 << 20  # Ray refuses less than 75 MiB; no request's bytes go there
 _NUM_CPUS_AT_LEAST = 2
+_CONNECT_TIMEOUT_S = 5.0
 
 # Read by Ray's processes when they start. Ports that Ray would fix are the system's to choose.
 _QUIET = {
@@ -22,8 +24,6 @@ _QUIET = {
     "AUTOSCALER_METRIC_PORT": "0",
     "DASHBOARD_METRIC_PORT": "0",
 }
-
-
 _PRIVATE = {
     # Its control service comes back never: nobody need wait for it a minute.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
@@ -56,11 +56,28 @@ def start_private(folder: Path, num_actors: int) -> None:
 
 
 def join(address: str) -> None:
-    """Connect to a running Ray, `auto` for the one of this host; raises ConfigError when none answers."""
+    """Connect to a running Ray, `auto` for the one of this host; raises ConfigError when none answers.
+
+    Whoever runs it decides about its authentication: Ray's own variables and files hold the token.
+    """
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    if named not in ("", "auto"):
+        _check_that_someone_listens(named)
     os.environ.update(_QUIET)
     try:
         _init(address=address)
     except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"ray_address={address!r}: {error}") from error
+
+
+def _check_that_someone_listens(address: str) -> None:
+    """Ray itself would try for a very long time, deaf to signals."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"ray_address={address!r}: allowed are local, auto and HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
         raise ConfigError(f"ray_address={address!r}: {error}") from error
 
 

@@ -5,6 +5,7 @@ Owns every worker actor of the cluster: Ray ends them with the supervisor, and t
 """
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -224,6 +225,14 @@ def _why(run: Any) -> str:
     except ray.exceptions.RayTaskError as error:
         return f"{type(error.cause).__name__}: {error.cause}"[:_MAX_ERROR_CHARS]
     except ray.exceptions.RayError as error:
-        detail = " ".join(str(error).split())
-        return f"process died: {detail}"[:_MAX_ERROR_CHARS]
+        return told_shortly(str(error))[:_MAX_ERROR_CHARS]
     return "ended without being told to"
+
+
+def told_shortly(death: str) -> str:
+    """Ray's account of a dead process without its ids and its advice."""
+    text = " ".join(death.split())
+    pid = re.search(r"\bpid: (\d+)", text)
+    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", text)
+    process = "process" if pid is None else f"process {pid.group(1)}"
+    return f"{process} died: {text if detail is None else detail.group(1)}"

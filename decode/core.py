@@ -5,7 +5,7 @@ handoff record that agrees with the dispatch makes received bytes valid. `Decode
 the batch; this file owns the rooms and what their peers are told.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bootstrap.identity import Peer, WorkerRef
 from bootstrap.messages import (
@@ -16,7 +16,6 @@ from bootstrap.messages import (
     HandoffAccepted,
     HandoffRecord,
     LegFailed,
-    LegProgress,
     Manifest,
     PrefillStarted,
     RoomTokens,
@@ -45,10 +44,10 @@ from engine.core import (
     SwapIn,
 )
 from engine.limits import EngineLimits
+from engine.reports import ProgressReports
 from engine.step import RowFault, SampledToken
 from kv_transfer.prefix import prompt_digest
 
-PROGRESS_INTERVAL_S = 1.0
 EARLY_TTL_S = 60.0
 MAX_GONE = 1 << 12
 _S = DecodeState
@@ -68,7 +67,7 @@ class DecodeCore:
         self._prefills: dict[WorkerRef, WorkerInfo] = {}  # not known dead
         self._gone: dict[WorkerRef, None] = {}  # left, and not back; oldest first
         self._out: list[object] = []
-        self._next_progress_at = 0.0
+        self._reports = ProgressReports()
         self._draining = False
 
     # --- the loop's side -----------------------------------------------------------------------
@@ -99,9 +98,7 @@ class DecodeCore:
         for room in self.quarantine.due(now):
             self._free(room, 0)
         self._out.extend(self.quarantine.requests(now))
-        if now >= self._next_progress_at:
-            self._next_progress_at = now + PROGRESS_INTERVAL_S
-            self._report_progress()
+        self._out.extend(self._reports.due(self._held_rooms(), now))
 
     def plan(self, now: float) -> StepPlan | None:
         """One token for every running request; the newly admitted get their manifests."""
@@ -164,12 +161,13 @@ class DecodeCore:
         elif isinstance(message, AbortRoom):
             self._aborted(sender, message, now)
         elif isinstance(message, WriterStopped):
-            self._writer_stopped(sender, message.room, message.epoch)
+            self._writer_stopped(sender, message, now)
         elif isinstance(message, FlushCache):
             answer = flush_cache(message, self.scheduler.ledger, len(self._rooms))
             self._out.append(Post(sender, answer))
 
     def _accept(self, dispatch: DecodeDispatch, now: float) -> None:
+        self._reports.expect(dispatch.reply_to, now)
         if dispatch.room in self._tombstones or dispatch.room in self._rooms:
             return
         refusal = self._refusal(dispatch)
@@ -251,7 +249,8 @@ class DecodeCore:
             request.record, request.token_at = record, now
             self._out.append(InboundClosed(record.room))
         elif request is None:
-            self._writer_stopped(sender, record.room, record.epoch)  # it follows the last write
+            # It follows the last write.
+            self._writer_stopped(sender, WriterStopped(record.room, record.epoch), now)
         # Committed before, or ended: either way nothing more is needed of the sender.
         self._out.append(Post(sender, HandoffAccepted(record.room, record.epoch)))
 
@@ -300,12 +299,19 @@ class DecodeCore:
         if info is not None:
             self._out.append(TearDown(event.ref, info.transfer.agent_name))
 
-    def _writer_stopped(self, sender: Peer, room: bytes, epoch: int) -> None:
-        """Only the writer itself is believed."""
+    def _writer_stopped(self, sender: Peer, message: WriterStopped, now: float) -> None:
+        """Only the writer itself is believed; of a write that was cut short the rest may still come."""
+        room = message.room
         request = self._rooms.get(room)
         writer = self.quarantine.writer_of(room) if request is None else request.dispatch.prefill
-        if writer is not None and writer.ref == sender.ref:
-            self._free(room, epoch)
+        if writer is None or writer.ref != sender.ref:
+            return
+        if message.cut:
+            if request is not None and request.state is _S.RECEIVING:
+                self._fail(request, FailureReason.TRANSFER_FAILED, "a write was cut short", now)
+            self.quarantine.cut(room, now)
+        elif not self.quarantine.is_settling(room):
+            self._free(room, message.epoch)
 
     def _free(self, room: bytes, epoch: int) -> None:
         self.scheduler.ledger.writer_stopped(room, epoch)
@@ -362,12 +368,8 @@ class DecodeCore:
         if was is _S.RETRACTED:
             self._out.append(DropSwap(room))
 
-    def _report_progress(self) -> None:
-        by_balancer: dict[Peer, dict[bytes, Stage]] = {}
-        for request in self._rooms.values():
-            stages = by_balancer.setdefault(request.dispatch.reply_to, {})
-            stages[request.room] = STAGES[request.state]
-        self._out.extend(Post(peer, LegProgress(stages)) for peer, stages in by_balancer.items())
+    def _held_rooms(self) -> Iterator[tuple[Peer, bytes, Stage]]:
+        return ((r.dispatch.reply_to, r.room, STAGES[r.state]) for r in self._rooms.values())
 
     def validate(self) -> None:
         """Raise where rooms, scheduler and quarantine disagree."""

@@ -1,7 +1,9 @@
 """Rooms that ended while their prefill engine could still write our pages.
 
-A quarantine ends when the writer says that it stopped, or when its process is known to be dead and its
-connection has been torn down for `SETTLE_S`. Until then the writer is asked again and again to stop.
+A quarantine ends at once when the writer says that all its writes completed. It ends after `SETTLE_S`
+when a write was cut short or the writer's process is known to be dead: bytes of it may still be on their
+way, and the transport is kept moving meanwhile so that they arrive while the pages are nobody's. Until
+then the writer is asked again and again to stop. A writer that is only silent ends no quarantine.
 """
 
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from bootstrap.messages import AbortRoom, FailureReason
 from engine.core import Post
 
 ASK_AGAIN_S = 1.0
-SETTLE_S = 0.5
+SETTLE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -39,6 +41,17 @@ class Quarantine:
     def end(self, room: bytes) -> bool:
         """The writer stopped; whether the room was here."""
         return self._rooms.pop(room, None) is not None
+
+    def is_settling(self, room: bytes) -> bool:
+        """Whether the room's end is a matter of time alone."""
+        entry = self._rooms.get(room)
+        return entry is not None and entry.free_at is not None
+
+    def cut(self, room: bytes, now: float) -> None:
+        """The room's writer stopped in the middle of a write."""
+        entry = self._rooms.get(room)
+        if entry is not None and entry.free_at is None:
+            entry.free_at = now + SETTLE_S
 
     def torn_down(self, ref: WorkerRef, now: float) -> None:
         """The writer is dead and its connection gone: its rooms are free after a settling time."""

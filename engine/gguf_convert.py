@@ -12,6 +12,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from bootstrap.errors import ConfigError
@@ -37,6 +38,8 @@ _LAYER_TENSOR_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+
+Array = NDArray[np.float32]
 
 
 def convert(source: Path, folder: Path, on_progress: Progress) -> None:
@@ -152,7 +155,7 @@ def _write_weights(
     on_progress("convert", total, total)
 
 
-def _dequantised(reader: gguf.GGUFReader, fields: dict[str, Any]) -> Iterator[np.ndarray]:
+def _dequantised(reader: gguf.GGUFReader, fields: dict[str, Any]) -> Iterator[Array]:
     heads = {
         "attn_q": fields["llama.attention.head_count"],
         "attn_k": fields["llama.attention.head_count_kv"],
@@ -165,11 +168,11 @@ def _dequantised(reader: gguf.GGUFReader, fields: dict[str, Any]) -> Iterator[np
         yield values
 
 
-def _unpermute(weight: np.ndarray, num_heads: int) -> np.ndarray:
+def _unpermute(weight: Array, num_heads: int) -> Array:
     """GGUF rotates neighbouring rows as pairs; Hugging Face pairs row i with row i + head_dim / 2."""
     rows, columns = weight.shape
     pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
-    unpaired: np.ndarray = pairs.swapaxes(1, 2).reshape(rows, columns)
+    unpaired: Array = pairs.swapaxes(1, 2).reshape(rows, columns)
     return unpaired
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from bootstrap.client import BootstrapClient, Registration
 from bootstrap.directory import DirectoryEvent, Fenced, Joined, Left
-from bootstrap.errors import RemoteFault
+from bootstrap.errors import LocalMisuse, RemoteFault
 from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
 from bootstrap.mailbox import Mailbox
 from bootstrap.messages import CommandAnswered, Message, SetLogLevel, WorkerInfo, WorkerLoad
@@ -30,6 +30,8 @@ from engine.limits import EngineLimits
 from engine.loop import EngineLoop
 from engine.settings import EngineSettings
 from kv_transfer.pump import TransferPump
+
+_WATCH_INTERVAL_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +95,7 @@ class EngineHost:
         self._lock = threading.Lock()  # guards the next two
         self._stopped = False
         self._closers: ExitStack | None = None
+        self._closing = threading.Lock()  # held by the one who closes
         self._ended = threading.Event()
         self._crash: BaseException | None = None
 
@@ -140,8 +143,14 @@ class EngineHost:
         return msgspec.structs.replace(load, counters={**load.counters, **wire, **moved})
 
     def wait(self) -> None:
-        """Block until the engine ends; raises what broke it, if something did."""
-        self._ended.wait()
+        """Block until the engine ends; raises what broke it, if something did.
+
+        An engine with a dead thread would look alive and serve nobody: that breaks it too.
+        """
+        while not self._ended.wait(_WATCH_INTERVAL_S):
+            dead = [name for name, alive in self._threads_alive().items() if not alive]
+            if dead and not self._stopped:
+                raise LocalMisuse(f"{self.ref}: the thread of the {dead[0]} ended")
         if self._crash is not None:
             raise self._crash
 
@@ -150,14 +159,26 @@ class EngineHost:
         self._loop.stop()
 
     def stop(self) -> None:
-        """End every room, say goodbye, release threads, sockets and memory. Idempotent."""
-        with self._lock:
-            self._stopped = True
-            closers, self._closers = self._closers, None
-        if closers is not None:
-            closers.close()
+        """End every room, say goodbye, release threads, sockets and memory.
+
+        Idempotent; every call returns when that is done.
+        """
+        with self._closing:
+            with self._lock:
+                self._stopped = True
+                closers, self._closers = self._closers, None
+            if closers is not None:
+                closers.close()
+            self._ended.set()
 
     # --- inner ---------------------------------------------------------------------------------
+
+    def _threads_alive(self) -> dict[str, bool]:
+        return {
+            "transfer pump": self._pump.is_alive,
+            "mailbox": self._mailbox.is_alive,
+            "bootstrap client": self._client.is_alive,
+        }
 
     def _open_wire(self, parts: EngineParts, closers: ExitStack) -> None:
         settings = self.settings

@@ -115,6 +115,11 @@ class TransferPump:
         else:
             self._thread.join()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def submit(self, tag: object, agent_name: str, runs: Sequence[Run]) -> None:
         """Write `runs` to the peer; `tag` comes back with the outcome.
 

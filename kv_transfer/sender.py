@@ -94,9 +94,13 @@ class WriteFailed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """No write is in flight and none will follow: acknowledge, and let the pages go."""
+    """No write is in flight and none will follow: acknowledge, and let the pages go.
+
+    `cut` when a write ended by an error, so that its last bytes may still be on their way.
+    """
 
     epoch: int  # 0 when no manifest was seen
+    cut: bool = False
 
 
 Instruction = StartWrite | Commit | WriteFailed | Stopped
@@ -115,7 +119,13 @@ class Sender:
         self._num_started = 0  # blocks that a write was started for, or that the peer has
         self._in_flight: set[int] = set()
         self._next_write = 0
+        self._cut = False
         self._story: list[str] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        """Writes that have begun and not ended."""
+        return len(self._in_flight)
 
     # --- events --------------------------------------------------------------------------------
 
@@ -151,6 +161,7 @@ class Sender:
     def written(self, write: int, error: str | None) -> list[Instruction]:
         """Write number `write` will touch the peer no more; `error` is None if all bytes landed."""
         self._in_flight.discard(write)
+        self._cut = self._cut or error is not None
         if error is not None and self.state is not _S.STOPPING:
             return [WriteFailed(error), *self._stop(_E.WRITTEN)]
         if self.state is _S.STREAMING:
@@ -203,7 +214,7 @@ class Sender:
             self._advance(event, _S.STOPPING)
             return []
         self._advance(event, _S.STOPPED)
-        return [Stopped(self.epoch)]
+        return [Stopped(self.epoch, self._cut)]
 
     def _advance(self, event: SendEvent, target: SendState) -> None:
         self._story.append(f"{self.state.value} -{event.value}-> {target.value}")

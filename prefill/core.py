@@ -7,7 +7,7 @@ they are handed off: when decode engines are slow, no pages are left here and th
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bootstrap.identity import Peer
 from bootstrap.messages import (
@@ -17,7 +17,6 @@ from bootstrap.messages import (
     FlushCache,
     HandoffRecord,
     LegFailed,
-    LegProgress,
     LegStats,
     PrefillDispatch,
     PrefillStarted,
@@ -33,6 +32,7 @@ from bootstrap.sampling import FinishReason
 from engine.commands import flush_cache
 from engine.core import CompileGrammar, GrammarCompiled, Post, Received, StepPlan, StepResult
 from engine.limits import EngineLimits
+from engine.reports import ProgressReports
 from engine.step import RowFault, SampleAt, SampledToken, ScoredPrompt, SequenceChunk
 from kv_transfer.ledger import PageLedger
 from kv_transfer.prefix import BlockHasher, prompt_digest
@@ -47,7 +47,6 @@ from prefill.handoffs import (
 )
 from prefill.request import STAGES, PrefillEvent, PrefillRequest, PrefillState
 
-PROGRESS_INTERVAL_S = 1.0
 _S, _E = PrefillState, PrefillEvent
 
 
@@ -63,7 +62,7 @@ class PrefillCore:
         self._computing: dict[bytes, PrefillRequest] = {}  # in order of start
         self._tombstones = RecentRooms()
         self._out: list[object] = []
-        self._next_progress_at = 0.0
+        self._reports = ProgressReports()
         self._draining = False
 
     # --- the loop's side -----------------------------------------------------------------------
@@ -97,9 +96,7 @@ class PrefillCore:
             if now >= request.deadline_at and request.state is not _S.CLOSING:
                 self._fail(request.room, FailureReason.DEADLINE, "deadline passed in prefill", now)
         self._out.append(PassTime(now))
-        if now >= self._next_progress_at:
-            self._next_progress_at = now + PROGRESS_INTERVAL_S
-            self._report_progress()
+        self._out.extend(self._reports.due(self._held_rooms(), now))
 
     def plan(self, now: float) -> StepPlan | None:
         """Chunks of running prompts, oldest first, then new prompts while budget and pages last."""
@@ -158,6 +155,7 @@ class PrefillCore:
     # --- dispatch ------------------------------------------------------------------------------
 
     def _accept(self, dispatch: PrefillDispatch, now: float) -> None:
+        self._reports.expect(dispatch.reply_to, now)
         if dispatch.room in self._tombstones or dispatch.room in self._rooms:
             return
         refusal = self._refusal(dispatch)
@@ -349,13 +347,12 @@ class PrefillCore:
         self._tombstones.add(request.room, now)
         del self._rooms[request.room]
 
-    def _report_progress(self) -> None:
-        by_balancer: dict[Peer, dict[bytes, Stage]] = {}
-        for request in self._rooms.values():
-            if request.state in STAGES:
-                stages = by_balancer.setdefault(request.dispatch.reply_to, {})
-                stages[request.room] = STAGES[request.state]
-        self._out.extend(Post(peer, LegProgress(stages)) for peer, stages in by_balancer.items())
+    def _held_rooms(self) -> Iterator[tuple[Peer, bytes, Stage]]:
+        return (
+            (r.dispatch.reply_to, r.room, STAGES[r.state])
+            for r in self._rooms.values()
+            if r.state in STAGES
+        )
 
     def validate(self) -> None:
         """Raise where requests, queue and ledger disagree."""

@@ -22,9 +22,18 @@ from bootstrap.messages import (
     WriterStopped,
 )
 from engine.core import Post
-from kv_transfer.sender import ENDED, Commit, Instruction, Sender, StartWrite, WriteFailed
+from kv_transfer.sender import (
+    ENDED,
+    Commit,
+    Instruction,
+    Sender,
+    SendState,
+    StartWrite,
+    WriteFailed,
+)
 
 RESEND_INTERVAL_S = 1.0
+STALL_S = 30.0  # a room none of whose writes ends for so long is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,7 @@ class _Handoff:
     closed: bool = False
     committed: HandoffRecord | None = None
     resend_at: float = 0.0
+    moved_at: float = 0.0  # when a write of the room last began or ended
     num_writing: int = 0
     writing_since: float = 0.0
     transfer_s: float = 0.0  # during which at least one write was under way
@@ -154,9 +164,16 @@ class Handoffs:
         self._now = now
 
     def tick(self, now: float) -> None:
-        """Let time pass: a start or a record that nobody answered is sent again."""
+        """Let time pass: what nobody answered is sent again, what does not move is given up.
+
+        The pages of a room given up stay until its writes really end.
+        """
         self._now = now
-        for room, handoff in self._rooms.items():
+        for room, handoff in list(self._rooms.items()):
+            moving = handoff.sender.num_in_flight == 0 or now - handoff.moved_at < STALL_S
+            if not moving and handoff.sender.state is not SendState.STOPPING:
+                detail = f"no write ended for {STALL_S:g} s"
+                self._fail(room, FailureReason.TRANSFER_FAILED, detail)
             if now < handoff.resend_at:
                 continue
             handoff.resend_at = now + RESEND_INTERVAL_S
@@ -227,9 +244,13 @@ class Handoffs:
             if pending is not None:
                 self._use_manifest(handoff, pending)
 
-    def decode_left(self, ref: WorkerRef) -> None:
-        """A decode engine's incarnation is gone: its rooms cannot be handed off."""
-        agent_name = self._agents.pop(ref, None)
+    def decode_left(self, ref: WorkerRef, dead: bool = True) -> None:
+        """A decode engine is gone: its rooms cannot be handed off.
+
+        One that only fell silent may wake: writes to it are not cut off, because half of one could then
+        arrive in pages that it gave to another room. They end when they do, or when it is dead.
+        """
+        agent_name = self._agents.pop(ref, None) if dead else None
         if agent_name is not None:
             self._out.append(Disconnect(agent_name))
         for room, handoff in list(self._rooms.items()):
@@ -259,8 +280,11 @@ class Handoffs:
         handoff = self._rooms.get(room)
         if handoff is None:
             return
+        num_before = handoff.sender.num_in_flight
         for instruction in event(handoff):
             self._carry_out(room, handoff, instruction)
+        if handoff.sender.num_in_flight != num_before:
+            handoff.moved_at = self._now
         if handoff.sender.state in ENDED:
             self._close(room, handoff)
             del self._rooms[room]
@@ -289,7 +313,8 @@ class Handoffs:
             pending_epoch = handoff.pending.epoch if handoff.pending is not None else 0
             epoch = instruction.epoch or pending_epoch
             if epoch:
-                self._out.append(Post(handoff.decode, WriterStopped(room, epoch)))
+                stopped = WriterStopped(room, epoch, instruction.cut)
+                self._out.append(Post(handoff.decode, stopped))
 
     def _close(self, room: bytes, handoff: _Handoff) -> None:
         if not handoff.closed:

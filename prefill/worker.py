@@ -78,9 +78,9 @@ class PrefillRole:
                 handoffs.decode_joined(info)
 
     def on_left(self, ref: WorkerRef, dead: bool) -> None:
-        """Whether dead or out of reach: nothing more is written there."""
+        """Whether dead or out of reach: nothing new is written there."""
         with self._locked() as handoffs:
-            handoffs.decode_left(ref)
+            handoffs.decode_left(ref, dead)
 
     def on_written(self, tag: object, error: str | None) -> None:
         """The pump is done with a write."""

@@ -60,7 +60,7 @@ class BalancerCore:
     """Every room belongs to one live request; a request that ended has none and is forgotten."""
 
     def __init__(self, me: Peer, members: Members, mint_room: Callable[[], bytes]) -> None:
-        self._me = me
+        self.me = me
         self._mint_room = mint_room
         self.members = members
         self.strays = Strays()
@@ -256,7 +256,7 @@ class BalancerCore:
             request_id=spec.request_id,
             attempt=attempt.number,
             deadline_s=deadline_s,
-            reply_to=self._me,
+            reply_to=self.me,
             decode=None if attempt.decode is None else attempt.decode.peer,
             prompt_token_ids=prompt,
             sampling=spec.sampling,
@@ -271,7 +271,7 @@ class BalancerCore:
                 request_id=spec.request_id,
                 attempt=attempt.number,
                 deadline_s=deadline_s,
-                reply_to=self._me,
+                reply_to=self.me,
                 prefill=attempt.prefill.peer,
                 prompt_token_ids=prompt,
                 sampling=spec.sampling,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 
 from bootstrap.errors import LocalMisuse
@@ -127,7 +128,7 @@ class TorchCpuAttention:
         first = (table[:, None] * layout.num_kv_heads + heads) * (layout.num_layers * 2)
         return torch.from_numpy(np.stack((first, first + 1)))
 
-    def _new_slots(self, chunks: Sequence[SequenceChunk]) -> np.ndarray:
+    def _new_slots(self, chunks: Sequence[SequenceChunk]) -> NDArray[np.int64]:
         """Slots of the new tokens' keys in layer 0, [num_tokens, kv_heads]."""
         layout = self.layout
         per_chunk = []

@@ -9,8 +9,10 @@ from kv_transfer.layout import Run
 
 
 class Arena:
-    """Private, page-aligned, zeroed memory that has no name.
+    """Private, page-aligned, zeroed memory that has no name and is really there.
 
+    Every page is touched at the start: a host that lacks the memory says so before it serves, and no
+    handoff pays for page faults in its target (they made first writes twenty times slower).
     Huge pages double what shared-memory writes reach; a forked child does not inherit the memory,
     because copy-on-write would part it from what the transport registered. The memory is freed with
     the last view of it.
@@ -24,6 +26,7 @@ class Arena:
             except OSError:  # a kernel built without huge pages: slower, not wrong
                 continue
         self._anchor = ctypes.c_char.from_buffer(self._memory)
+        ctypes.memset(self.address, 0, num_bytes)
         self.view = memoryview(self._memory)
         self.num_bytes = num_bytes
 

@@ -91,7 +91,7 @@ def test_a_cluster_serves_survives_kills_and_ends_without_a_trace(up: UpProcess)
     wait_for(up.is_ready, BACK_AGAIN_S, "ready again")
     assert complete(up) == before
     assert restarts(up) == {"bootstrap": 0, "prefill-0": 0, "decode-0": 1, "balancer": 0}
-    assert "decode-0: restarts: 1; last error: process died" in up.command("status").stdout
+    assert f"decode-0: restarts: 1; last error: process {pid} died" in up.command("status").stdout
 
     # The bootstrap service comes back at its endpoint and nobody is taken for lost meanwhile.
     members = up.incarnations()

@@ -10,6 +10,8 @@ import httpx
 import openai
 import uvicorn
 
+from bootstrap.identity import Peer
+from cluster.balancer.dispatcher import Dispatcher
 from cluster.balancer.serve import listen, serve
 from cluster.balancer.settings import BalancerSettings
 from engine.tokenizer import Tokenizer
@@ -61,6 +63,12 @@ class HttpBalancer:
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until `/ready` is 200."""
         wait_for(lambda: self.get("/ready").status_code == 200, timeout_s, "readiness")
+
+    @property
+    def inbox(self) -> Peer:
+        """Where workers send tokens to."""
+        dispatcher: Dispatcher = self._server.config.app.state.dispatcher  # type: ignore[union-attr]
+        return dispatcher.core.me
 
     def _run(self) -> None:
         tokenizer = Tokenizer(self._settings.model_dir)

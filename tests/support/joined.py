@@ -22,6 +22,7 @@ from tests.support.joined_nodes import DecodeNode, PrefillNode, Write
 Node = PrefillNode | DecodeNode
 Choice = tuple[str, object]
 IDLE_STEP_S = 0.4
+DEBRIS_S = 1.5  # how long the rest of a write that was cut short may still arrive
 MAX_IDLE_S = 400.0
 
 
@@ -46,6 +47,7 @@ class Cluster:
         self.links: dict[tuple[Peer, Peer], deque[Message]] = {}
         self.news: dict[Peer, deque[object]] = {self.balancer.me: deque()}
         self.orphans: list[Write] = []  # writes whose engine is dead, on their way all the same
+        self.debris: list[tuple[Write, float]] = []  # rests of writes cut short, and until when
         self.num_landed_late = 0
         self._rng = rng
         self._limits = {
@@ -118,12 +120,13 @@ class Cluster:
             if isinstance(node, DecodeNode) and node.tear_downs:
                 found.append(("tear down", me))
         found += [("land" if w.left and not w.doomed else "finish", w) for w in self.writes()]
+        found += [("debris", write) for write, _ in self.debris]
         return found
 
     def apply(self, choice: Choice) -> None:
         """Make it happen, send what it set off, and check the engine that it touched."""
         kind, what = choice
-        if kind == "land":
+        if kind in ("land", "debris"):
             assert isinstance(what, Write)
             self._land(what)
         elif kind == "finish":
@@ -147,6 +150,7 @@ class Cluster:
     def pass_time(self, seconds: float) -> None:
         """Time passes; every loop looks around."""
         self.now += seconds
+        self.debris = [(write, until) for write, until in self.debris if self.now < until]
         for node in self.nodes.values():
             node.awake = True
 
@@ -157,9 +161,12 @@ class Cluster:
             if node.plan is None:
                 node.validate()
         self._route(self.balancer.me, self.balancer.posts)
+        self.debris = [(w, until) for w, until in self.debris if w.left and self._target(w)]
 
     def finish(self, write: Write, error: str | None) -> None:
-        """A write's end reaches its engine, if that is alive."""
+        """A write's end reaches its engine, if that is alive; what it left out may still arrive."""
+        if write.left:
+            self.debris.append((write, self.now + DEBRIS_S))
         if write in self.orphans:
             self.orphans.remove(write)
         else:
@@ -193,34 +200,34 @@ class Cluster:
             receiver.joined(event)
 
     def _tear_down(self, node: DecodeNode) -> None:
-        """After it nothing of the dead engine's can arrive here."""
+        """After it nothing of the dead engine's can arrive here but what is under way already."""
         order = node.tear_downs.pop(0)
-        agent_name = node.info.transfer.agent_name
-        self.orphans = [
-            write
-            for write in self.orphans
-            if write.source.ref != order.ref or write.submit.agent_name != agent_name
-        ]
+        for write in list(self.orphans):
+            if write.source.ref == order.ref and self._target(write) is node:
+                self.finish(write, "torn down")
         node.put(TornDown(order.ref))
 
     def _land(self, write: Write) -> None:
-        """One page arrives. What a dead engine still has on its way is garbage."""
-        agent_name = write.submit.agent_name
-        target = next((n for n in self.nodes.values() if _agent(n) == agent_name), None)
+        """One page arrives; of a dead engine or a write cut short it is garbage."""
+        target = self._target(write)
         if target is None:
             write.doomed = True  # it died before its engine heard of it
             return
         local, remote = write.left.popleft()
-        source = self.nodes.get(write.source)
         content = [GARBAGE] * len(target.memory.pages[0])
-        if source is not None:
+        source = self.nodes.get(write.source)
+        if isinstance(source, PrefillNode) and write in source.writes:
             content = list(source.memory.pages[local])
-        assert isinstance(target, DecodeNode)
         self._check_landing(target, write.submit.room, remote)
         target.memory.pages[remote] = content
 
+    def _target(self, write: Write) -> DecodeNode | None:
+        decodes = [node for node in self.nodes.values() if isinstance(node, DecodeNode)]
+        name = write.submit.agent_name
+        return next((node for node in decodes if node.info.transfer.agent_name == name), None)
+
     def _check_landing(self, target: DecodeNode, room: bytes, page: int) -> None:
-        ledger = target.core.scheduler.ledger
+        ledger = target.ledger
         state = ledger.state_of(page)
         if room in target.core.quarantine.rooms():
             self.num_landed_late += 1
@@ -240,7 +247,8 @@ class Cluster:
         idle_until = self.now + MAX_IDLE_S
         while True:
             choices = self.choices()
-            if choices:
+            urgent = [choice for choice in choices if choice[0] != "debris"]
+            if urgent or (choices and self._rng.random() < 0.5):
                 self.apply(self._rng.choice(choices))
                 continue
             if not self.balancer.pending() and not self.leftovers() and not self.orphans:
@@ -249,7 +257,3 @@ class Cluster:
                 pending = len(self.balancer.pending())
                 raise AssertionError(f"{pending} requests hang; held: {self.leftovers()}")
             self.pass_time(IDLE_STEP_S)
-
-
-def _agent(node: Node) -> str:
-    return node.info.transfer.agent_name

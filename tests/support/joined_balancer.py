@@ -92,14 +92,14 @@ class Balancer:
         """Tokens and failures; progress reports are not needed here."""
         if isinstance(message, TokenBatch):
             for tokens in message.rooms:
-                request = self._request_of(tokens.room)
+                request = self.request_of(tokens.room)
                 if request is not None and request.attempt is not None:
                     assert len(tokens.token_ids) == 1
                     entry = (tokens.token_ids[0], tokens.finish)
                     request.attempt.waiting.setdefault(tokens.position, entry)
                     self._flush(request, request.attempt)
         elif isinstance(message, LegFailed):
-            request = self._request_of(message.room)
+            request = self.request_of(message.room)
             if request is not None:
                 self._attempt_failed(request, message.reason)
 
@@ -151,7 +151,8 @@ class Balancer:
         if decode is not None:
             self.posts.append(Post(decode, DecodeDispatch(prefill=prefill, **common)))
 
-    def _request_of(self, room: bytes) -> Request | None:
+    def request_of(self, room: bytes) -> Request | None:
+        """The request whose present attempt has this room."""
         for request in self.requests:
             if request.attempt is not None and request.attempt.room == room:
                 return request

@@ -57,7 +57,7 @@ def weather(cluster: Cluster, rng: Random, storm: Storm) -> None:
 
 def _choose(cluster: Cluster, rng: Random, storm: Storm) -> Choice | None:
     choices = cluster.choices()
-    fast = [choice for choice in choices if choice[0] not in ("land", "finish")]
+    fast = [choice for choice in choices if choice[0] not in ("land", "finish", "debris")]
     if fast and rng.random() < storm.slow_writes:
         return rng.choice(fast)
     return rng.choice(choices) if choices else None

@@ -69,6 +69,7 @@ class Memory:
 
     def run(self, chunk: SequenceChunk, truth: Sequence[int]) -> SampledToken | None:
         """One row of a step; `truth` is what the sequence's KV should be."""
+        assert chunk.token_ids, "nothing to compute"
         values, size = self.read(chunk.pages, chunk.start), len(self.pages[0])
         if self.strict and values != list(truth[: chunk.start]):
             raise PageViolation(f"read {values} where {list(truth[: chunk.start])} should be")

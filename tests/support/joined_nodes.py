@@ -14,6 +14,7 @@ from decode.core import DecodeCore
 from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown
 from engine.core import PeerJoined, PeerLeft, Post, Received, StepPlan
 from engine.limits import EngineLimits
+from kv_transfer.ledger import PageLedger
 from prefill.core import PrefillCore
 from prefill.handoffs import (
     BlocksComputed,
@@ -58,6 +59,11 @@ class _Node:
         self.posts: list[Post] = []
 
     core: PrefillCore | DecodeCore
+    ledger: PageLedger
+
+    def has_work(self) -> bool:
+        """Whether a round could plan a step."""
+        raise NotImplementedError
 
     def put(self, event: object) -> None:
         """An event for the loop."""
@@ -116,6 +122,7 @@ class PrefillNode(_Node):
     def __init__(self, me: Peer, limits: EngineLimits) -> None:
         super().__init__(me, limits)
         self.core: PrefillCore = PrefillCore(limits)
+        self.ledger = self.core.ledger
         self.handoffs = Handoffs()
         self.writes: list[Write] = []
         self.connected: set[str] = set()
@@ -138,7 +145,7 @@ class PrefillNode(_Node):
 
     def left(self, ref: WorkerRef, dead: bool) -> None:
         """A worker is gone."""
-        self.handoffs.decode_left(ref)
+        self.handoffs.decode_left(ref, dead)
         self._carry_out_handoffs()
 
     def written(self, write: Write, error: str | None) -> None:
@@ -178,6 +185,10 @@ class PrefillNode(_Node):
             else:
                 self.put(instruction)
 
+    def has_work(self) -> bool:
+        load = self.core.load()
+        return load.num_queued + load.num_running > 0
+
     def validate(self) -> None:
         self.core.validate()
         self.handoffs.validate()
@@ -206,6 +217,7 @@ class DecodeNode(_Node):
     def __init__(self, me: Peer, limits: EngineLimits) -> None:
         super().__init__(me, limits)
         self.core: DecodeCore = DecodeCore(limits)
+        self.ledger = self.core.scheduler.ledger
         self.open_inbound: list[bytes] = []
         self.tear_downs: list[TearDown] = []
 
@@ -233,6 +245,10 @@ class DecodeNode(_Node):
         else:
             assert isinstance(instruction, TearDown)
             self.tear_downs.append(instruction)
+
+    def has_work(self) -> bool:
+        scheduler = self.core.scheduler
+        return bool(scheduler.admitting or scheduler.running or scheduler.retracted)
 
     def validate(self) -> None:
         self.core.validate()

@@ -11,9 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bootstrap.client import BootstrapClient
+from bootstrap.identity import Peer, WorkerRef, new_incarnation
 from bootstrap.service import BootstrapService
 from engine.settings import EngineSettings
 from tests.support.http_balancer import HttpBalancer
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL_NAME = "tiny"
@@ -27,6 +30,8 @@ class ProcessCluster:
         model_dir: Path,
         log_dir: Path,
         *,
+        num_prefill: int = 1,
+        num_decode: int = 1,
         prefill: dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
         balancer: dict[str, Any] | None = None,
@@ -39,6 +44,7 @@ class ProcessCluster:
             "decode": {"block_size": 4, "num_blocks": 256, **both, **(decode or {})},
         }
         self._balancer = balancer or {}
+        self._counts = {"prefill": num_prefill, "decode": num_decode}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "ProcessCluster":
@@ -47,12 +53,15 @@ class ProcessCluster:
             self.service = BootstrapService("tcp://127.0.0.1:0")
             self.service.start()
             self._closers.callback(self.service.stop)
-            self.start_engine("prefill", "p0")
-            self.start_engine("decode", "d0")
+            for role, count in self._counts.items():
+                for index in range(count):
+                    self.start_engine(role, f"{role[0]}{index}")
             self.balancer = self._closers.enter_context(
                 HttpBalancer(self.service.endpoint, self._model_dir, MODEL_NAME, **self._balancer)
             )
             self.balancer.wait_ready(60.0)
+            total = sum(self._counts.values())
+            wait_for(lambda: len(self.members()) == total, 60.0, "all engines")
             undo.pop_all()
         return self
 
@@ -86,11 +95,35 @@ class ProcessCluster:
         self._processes[worker_id] = process
         self._closers.callback(_end, process)
 
+    def members(self) -> dict[str, WorkerRef]:
+        """Who is registered, by worker id, as the balancer sees it."""
+        members = self.balancer.get("/status").json()["members"]
+        return {m["worker"]: WorkerRef(m["worker"], m["incarnation"]) for m in members}
+
     def kill(self, worker_id: str) -> None:
-        """SIGKILL, and wait until the process is gone."""
+        """SIGKILL, wait until the process is gone, and tell the service as a supervisor does."""
+        ref = self.members()[worker_id]
         process = self._processes[worker_id]
         process.send_signal(signal.SIGKILL)
         process.wait(10)
+        self._evict(ref)
+
+    def idle(self) -> bool:
+        """Whether no engine has a room, and every page is free or cached, by their last heartbeats."""
+        return all(
+            member["num_rooms"] == 0
+            and {state for state, n in member["pages"].items() if n} <= {"free", "cached"}
+            for member in self.balancer.get("/status").json()["members"]
+        )
+
+    def _evict(self, ref: WorkerRef) -> None:
+        me = Peer(WorkerRef("test-supervisor", new_incarnation()), self.service.endpoint)
+        client = BootstrapClient(self.service.endpoint, me, None, lambda event: None)
+        client.start()
+        client.wait_ready(10)
+        client.evict(ref)
+        wait_for(lambda: ref not in {m.info.peer.ref for m in client.members()}, what="eviction")
+        client.stop()
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

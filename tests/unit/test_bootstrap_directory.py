@@ -222,16 +222,15 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.num_lives = 0
+        self.born_at: dict[WorkerRef, float] = {}
         self.directory = Directory()
         self.known: dict[WorkerRef, WorkerInfo] = {}  # what events say who is a member
         self.dead: set[WorkerRef] = set()  # by events
-        self.ended_before: set[WorkerRef] = set()  # in earlier lives
         self.registry = Registry(make_ref("bootstrap", 0), LEASE_S)
 
     def restart(self) -> None:
         """The service's next life."""
         self.num_lives += 1
-        self.ended_before.update(self.registry._tombstones)
         self.registry = Registry(make_ref("bootstrap", self.num_lives), LEASE_S)
 
     def deliver(self, sends: list[Send]) -> None:
@@ -264,7 +263,8 @@ class World:
         self.now += STEP_S
         sends = self.registry.tick(self.now)
         if kind == "register":
-            sends += self.registry.register(Register(make_info(make_peer(ref))), self.now)
+            age_s = self.now - self.born_at.setdefault(ref, self.now)
+            sends += self.registry.register(Register(make_info(make_peer(ref)), age_s), self.now)
         elif kind == "heartbeat":
             sends += self.registry.heartbeat(ref, WorkerLoad(num_queued=1), self.now)
         elif kind == "unregister":
@@ -295,5 +295,6 @@ def test_directory_equals_the_registry_again_after_any_losses(
     world.note(world.directory.tick(graced))
     of_registry = {m.info.peer.ref for m in world.registry.members}
     assert refs(world.directory) <= of_registry
-    # A new life of the service may not know yet who ended in an earlier one; the directory may.
-    assert of_registry - refs(world.directory) <= world.ended_before
+    # A new life of the service may not know yet who ended, or was replaced, in an earlier one; whom the
+    # directory misses it knows as dead.
+    assert of_registry - refs(world.directory) <= world.directory._dead.keys()

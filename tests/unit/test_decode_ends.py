@@ -219,6 +219,26 @@ def test_only_the_writer_itself_can_spare_a_room_its_quarantine() -> None:
     assert rig.pages == {"free": 14, "quarantined": 2}
 
 
+def test_after_a_write_cut_short_the_pages_wait_for_its_last_bytes() -> None:
+    rig = quarantined()
+    rig.receive(WriterStopped(R, 1, cut=True))
+    rig.receive(WriterStopped(R, 0))  # the answer to a repeated abort shortens nothing
+    rig.tick(SETTLE_S - 0.1)
+    assert rig.pages == {"free": 14, "quarantined": 2}
+    assert InboundClosed(R) in rig.tick(SETTLE_S)
+    assert rig.pages == {"free": 16}
+
+
+def test_a_write_cut_short_ends_a_receiving_room_even_before_its_abort_arrives() -> None:
+    rig = rig_in("receiving")
+    out = rig.receive(WriterStopped(R, 1, cut=True))
+    (failure,) = sent(out, LegFailed, BALANCER)
+    assert failure.reason is _F.TRANSFER_FAILED
+    assert rig.pages == {"free": 14, "quarantined": 2}
+    rig.tick(SETTLE_S)
+    assert rig.pages == {"free": 16}
+
+
 def test_the_writer_is_asked_again_until_it_answers() -> None:
     rig = quarantined()
     ask = [AbortRoom(R, _F.PEER_ABORTED)]

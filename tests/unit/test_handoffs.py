@@ -12,6 +12,7 @@ from bootstrap.messages import (
 )
 from prefill.handoffs import (
     RESEND_INTERVAL_S,
+    STALL_S,
     BlocksComputed,
     Connect,
     Disconnect,
@@ -163,8 +164,37 @@ def test_a_failed_write_fails_the_room_and_waits_for_the_others() -> None:
     handoffs.written(R, 1, None)
     out = handoffs.drain()
     assert of_type(out, TransferClosed) == [TransferClosed(R)]
-    assert sent(out, WriterStopped) == [WriterStopped(R, 4)]
+    assert sent(out, WriterStopped) == [WriterStopped(R, 4, cut=True)]
     assert sent(out, HandoffRecord) == []
+
+
+def test_writes_to_a_silent_decode_engine_are_not_cut_off() -> None:
+    handoffs = streaming()
+    handoffs.decode_left(DECODE.ref, dead=False)
+    out = handoffs.drain()
+    assert [each.reason for each in of_type(out, TransferFailed)] == [FailureReason.PEER_LOST]
+    assert of_type(out, Disconnect) == []
+    assert of_type(out, TransferClosed) == []
+    handoffs.written(R, 0, None)  # it woke up
+    out = handoffs.drain()
+    assert of_type(out, TransferClosed) == [TransferClosed(R)]
+    assert sent(out, WriterStopped) == [WriterStopped(R, 4)]
+    handoffs.decode_left(DECODE.ref, dead=True)
+    assert handoffs.drain() == [Disconnect(AGENT)]
+
+
+def test_a_room_whose_writes_do_not_move_is_given_up_but_its_pages_stay() -> None:
+    handoffs = streaming()
+    handoffs.tick(STALL_S - 0.1)
+    assert of_type(handoffs.drain(), TransferFailed) == []
+    handoffs.tick(STALL_S)
+    (failed,) = of_type(handoffs.drain(), TransferFailed)
+    assert failed.reason is FailureReason.TRANSFER_FAILED
+    handoffs.tick(9 * STALL_S)
+    out = handoffs.drain()
+    assert of_type(out, TransferFailed) == of_type(out, TransferClosed) == []
+    handoffs.written(R, 0, None)
+    assert of_type(handoffs.drain(), TransferClosed) == [TransferClosed(R)]
 
 
 @pytest.mark.parametrize("state", ["waiting", "streaming", "committed"])

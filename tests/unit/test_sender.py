@@ -129,14 +129,14 @@ def test_a_failed_write_ends_the_room_when_the_others_are_over() -> None:
     assert sender.state is _S.STOPPING
     assert sender.blocks_computed(3) == []
     assert sender.computed() == []
-    assert sender.written(1, "link down") == [Stopped(5)]
+    assert sender.written(1, "link down") == [Stopped(5, cut=True)]
     assert sender.state is _S.STOPPED
 
 
 def test_the_last_write_failing_stops_at_once_without_a_record() -> None:
     sender = in_state(_S.FLUSHING)
     assert sender.written(1, None) == []
-    assert sender.written(0, "torn") == [WriteFailed("torn"), Stopped(5)]
+    assert sender.written(0, "torn") == [WriteFailed("torn"), Stopped(5, cut=True)]
     assert sender.state is _S.STOPPED
 
 
