@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from bootstrap.errors import RemoteFault
-from cluster.endpoint import choose_url
+from cluster.endpoint import choose_url, key_header
 
 # Between two pieces of a stream; the server ends requests at their own deadline.
 _TIMEOUT = httpx.Timeout(120.0, connect=5.0)
@@ -23,7 +23,7 @@ Message = dict[str, str]
 def chat(url: str | None, model: str | None, system: str | None) -> int:
     """Talk until /exit or the end of input; the exit code."""
     base_url = choose_url(url)
-    with httpx.Client(base_url=base_url, timeout=_TIMEOUT) as client:
+    with httpx.Client(base_url=base_url, timeout=_TIMEOUT, headers=key_header()) as client:
         name = model or _first_model(client)
         if sys.stdin.isatty():
             print(f"{name} at {base_url}. {_HINT}")

@@ -31,6 +31,9 @@ examples:
   pdserve status                              who is there, what they do, which pairs can serve
   pdserve chat --system "Answer briefly."     talk to the model
   pdserve down                                end the running `up`
+
+`status` and `chat` show the API key of the environment variable PDSERVE_API_KEY, and trust the
+certificates of SSL_CERT_FILE.
 """
 _UP_EXAMPLES = """\
 Every flag is also a key of the --config file, with underscores: --num-blocks 512 is

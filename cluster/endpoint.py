@@ -1,9 +1,12 @@
-"""Which endpoint a command means when it was told none."""
+"""Which endpoint a command means when it was told none, and the key that it shows there."""
+
+import os
 
 from bootstrap.errors import ConfigError
 from cluster import runtime
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+KEY_VARIABLE = "PDSERVE_API_KEY"  # not a flag: everybody on a machine sees flags
 
 
 def choose_url(given: str | None) -> str:
@@ -16,3 +19,9 @@ def choose_url(given: str | None) -> str:
     if len(urls) > 1:
         raise ConfigError(f"url=None: several are running: allowed are {', '.join(urls)}")
     return urls[0] if urls else DEFAULT_URL
+
+
+def key_header() -> dict[str, str]:
+    """The header that shows the user's API key, if the environment has one."""
+    key = os.environ.get(KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from bootstrap.errors import RemoteFault
 from cluster import runtime
-from cluster.endpoint import choose_url
+from cluster.endpoint import choose_url, key_header
 from cluster.runtime import SupervisedWorker
 
 EXIT_NOT_READY = 1
@@ -41,7 +41,7 @@ def status(url: str | None, as_json: bool) -> int:
 def fetch(base_url: str) -> dict[str, Any]:
     """What the balancer says of the cluster; raises RemoteFault when it does not."""
     try:
-        response = httpx.get(f"{base_url}/status", timeout=TIMEOUT_S)
+        response = httpx.get(f"{base_url}/status", timeout=TIMEOUT_S, headers=key_header())
         response.raise_for_status()
         facts: dict[str, Any] = response.json()
     except (httpx.HTTPError, ValueError) as error:

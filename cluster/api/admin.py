@@ -11,8 +11,12 @@ from cluster.api.errors import ApiError
 from cluster.api.sse import unless_gone
 from cluster.balancer.administration import Administration, PauseMode
 from cluster.balancer.commands import EngineAnswer
+from cluster.balancer.dispatcher import Dispatcher
+from cluster.balancer.request import Request as BalancerRequest
 
 router = APIRouter(prefix="/admin")
+
+MAX_LISTED = 1000
 
 
 class PauseRequest(BaseModel):
@@ -54,9 +58,20 @@ async def resume(request: Request) -> dict[str, str]:
     return {"status": "serving"}
 
 
+@router.get("/requests")
+async def requests(request: Request) -> dict[str, Any]:
+    """The requests that have no outcome yet, oldest first; the server's own are left out."""
+    dispatcher: Dispatcher = request.app.state.dispatcher
+    live = [r for r in dispatcher.core.requests() if r.spec.answer_id]
+    return {"num_requests": len(live), "requests": [_facts(r) for r in live[:MAX_LISTED]]}
+
+
 @router.post("/abort")
 async def abort(body: AbortRequest, request: Request) -> dict[str, Any]:
-    """End a request by the server's own id; one that has not come yet is ended when it comes."""
+    """End a call by its answer's id, which its chunks and `/admin/requests` tell.
+
+    One that has not come yet is ended when it comes.
+    """
     num_aborted = _admin(request).abort(body.request_id)
     return {
         "request_id": body.request_id,
@@ -75,6 +90,19 @@ async def flush_cache(request: Request) -> Response:
 async def log_level(body: LogLevelRequest, request: Request) -> Response:
     """Of the balancer and of all engines."""
     return _engines_answer(await _admin(request).set_log_level(body.level))
+
+
+def _facts(request: BalancerRequest) -> dict[str, Any]:
+    spec = request.spec
+    return {
+        "id": spec.answer_id,
+        "request_id": spec.request_id,
+        "state": request.state.value,
+        "num_attempts": request.num_attempts,
+        "prompt_tokens": len(spec.prompt_token_ids),
+        "completion_tokens": len(request.delivered),
+        "max_tokens": spec.sampling.max_tokens,
+    }
 
 
 def _admin(request: Request) -> Administration:

@@ -1,7 +1,6 @@
 """`POST /v1/chat/completions`."""
 
 import time
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +24,7 @@ from cluster.api.intake import chat_ask
 from cluster.api.logprobs import TokenNames
 from cluster.api.message_parts import MessageBuilder, MessagePart, MessageParts
 from cluster.api.message_shaper import MessageShaper
+from cluster.api.request_ids import CallName
 from cluster.api.schema import ChatCompletionRequest
 from cluster.api.sse import Events, event, resumed, streaming, unless_gone
 from cluster.balancer.asks import Ask
@@ -64,7 +64,7 @@ async def _begin(body: ChatCompletionRequest, request: Request) -> "ChatAnswer":
     """Nothing may be awaited between this and the answer's first delta, which then owns the work."""
     dispatcher: Dispatcher = request.app.state.dispatcher
     plan = plan_chat(dispatcher, body)
-    ask = await chat_ask(dispatcher, body, request.state.request_id, plan)
+    ask = await chat_ask(dispatcher, body, CallName.new(request, "chatcmpl-"), plan)
     generation = await dispatcher.generate(ask)
     rules = plan.rules(dispatcher, ask.prompts[0])
     parts = MessageParts([MessageShaper(rules) for _ in range(ask.n)])
@@ -97,7 +97,7 @@ class ChatAnswer:
         parts: MessageParts,
         names: TokenNames,
     ) -> None:
-        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.id = ask.answer_id
         self.generation = generation
         self._created = int(time.time())
         self._body = body

@@ -1,7 +1,6 @@
 """`POST /v1/completions`."""
 
 import time
-import uuid
 from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, Request, Response
@@ -14,6 +13,7 @@ from cluster.api.echo import echoes
 from cluster.api.errors import api_error
 from cluster.api.intake import completion_ask
 from cluster.api.logprobs import TokenNames
+from cluster.api.request_ids import CallName
 from cluster.api.schema import CompletionRequest
 from cluster.api.sse import Events, event, resumed, streaming, unless_gone
 from cluster.balancer.asks import Ask
@@ -51,7 +51,7 @@ async def _events(body: CompletionRequest, request: Request) -> Events:
 async def _begin(body: CompletionRequest, request: Request) -> "CompletionAnswer":
     """Nothing may be awaited between this and the answer's first delta, which then owns the work."""
     dispatcher: Dispatcher = request.app.state.dispatcher
-    ask = await completion_ask(dispatcher, body, request.state.request_id)
+    ask = await completion_ask(dispatcher, body, CallName.new(request, "cmpl-"))
     tokenizer = dispatcher.text.tokenizer
     echoed = await dispatcher.text.run(lambda: echoes(body, ask, tokenizer))
     generation = await dispatcher.generate(ask)
@@ -66,7 +66,7 @@ class CompletionAnswer:
     def __init__(
         self, body: CompletionRequest, ask: Ask, generation: Generation, choices: CompletionChoices
     ) -> None:
-        self.id = f"cmpl-{uuid.uuid4().hex}"
+        self.id = ask.answer_id
         self.generation = generation
         self._created = int(time.time())
         self._body = body

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from bootstrap.sampling import MAX_STOP_TOKEN_IDS, GrammarSpec, SamplingParams
 from cluster.api.chat_plan import ChatPlan
 from cluster.api.errors import ApiError, unknown_model
+from cluster.api.request_ids import CallName
 from cluster.api.schema import ChatCompletionRequest, CompletionRequest, SamplingRequest
 from cluster.api.structured import check_grammar, requested_grammar
 from cluster.balancer.asks import MAX_SEED, Ask
@@ -23,7 +24,7 @@ MAX_REQUESTS = 512  # samples of all prompts of one call
 
 
 async def chat_ask(
-    dispatcher: Dispatcher, body: ChatCompletionRequest, request_id: str, plan: ChatPlan
+    dispatcher: Dispatcher, body: ChatCompletionRequest, name: CallName, plan: ChatPlan
 ) -> Ask:
     """What a conversation asks; raises ApiError."""
     check_model(dispatcher, body.model)
@@ -34,7 +35,8 @@ async def chat_ask(
     await _prepare(dispatcher, [prompt], body, body.num_logprobs)
     grammar = await plan.grammar(dispatcher, prompt)
     return Ask(
-        request_id=request_id,
+        request_id=name.request_id,
+        answer_id=name.answer_id,
         prompts=(prompt,),
         sampling=_sampling(dispatcher, body, body.num_logprobs, grammar),
         n=body.n or 1,
@@ -44,7 +46,7 @@ async def chat_ask(
     )
 
 
-async def completion_ask(dispatcher: Dispatcher, body: CompletionRequest, request_id: str) -> Ask:
+async def completion_ask(dispatcher: Dispatcher, body: CompletionRequest, name: CallName) -> Ask:
     """What prompts ask; raises ApiError."""
     check_model(dispatcher, body.model)
     prompts = await _prompt_ids(dispatcher, body)
@@ -55,7 +57,8 @@ async def completion_ask(dispatcher: Dispatcher, body: CompletionRequest, reques
     echoed = body.logprobs if body.echo else None
     wanted = [num for num in (body.prompt_logprobs, echoed) if num is not None]
     return Ask(
-        request_id=request_id,
+        request_id=name.request_id,
+        answer_id=name.answer_id,
         prompts=tuple(prompts),
         sampling=_sampling(dispatcher, body, body.logprobs, grammar),
         n=body.n or 1,

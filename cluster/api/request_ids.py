@@ -1,14 +1,33 @@
-"""`X-Request-Id`: the client's own if it is fit for a log line, else a new one; always sent back."""
+"""Names of calls: the client's `X-Request-Id` for people, the answer's id for the server itself.
+
+The header is sent back and logged, if it is fit for a log line, and never tells two calls apart: a
+client may send one twice, or another client's.
+"""
 
 import re
 import uuid
+from dataclasses import dataclass
 
+from fastapi import Request
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "x-request-id"
 
 _FIT = re.compile(r"[A-Za-z0-9._:/+=-]{1,100}")  # leaves room for a choice's number on the wire
+
+
+@dataclass(frozen=True, slots=True)
+class CallName:
+    """`answer_id` is unique, and the only one to find a call by; `request_id` is what logs say."""
+
+    answer_id: str
+    request_id: str
+
+    @classmethod
+    def new(cls, request: Request, prefix: str) -> "CallName":
+        """A name for the call that `request` makes; its answer's id begins with `prefix`."""
+        return cls(f"{prefix}{uuid.uuid4().hex}", request.state.request_id)
 
 
 class RequestIds:

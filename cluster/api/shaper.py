@@ -5,7 +5,7 @@ Owns the order of the two splits and the ids of calls. Knows neither tokens nor 
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cluster.api.reasoning import ReasoningSplitter
 from cluster.api.tools.parser import CallArguments, CallBegan, Content, ToolCallParser
@@ -99,41 +99,3 @@ class Shaper:
             else:
                 shaped.append(piece)
         return shaped
-
-
-@dataclass(slots=True)
-class WholeCall:
-    """A call with all its arguments."""
-
-    id: str
-    name: str
-    arguments: str = ""
-
-
-@dataclass(slots=True)
-class WholeAnswer:
-    """An answer that is put together again from its pieces."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[WholeCall] = field(default_factory=list)
-
-    def add(self, pieces: Iterable[Shaped]) -> None:
-        """Append `pieces` where they belong."""
-        for piece in pieces:
-            if isinstance(piece, Content):
-                self.content += piece.text
-            elif isinstance(piece, Reasoning):
-                self.reasoning += piece.text
-            elif isinstance(piece, CallOpened):
-                self.calls.append(WholeCall(piece.id, piece.name))
-            else:
-                self.calls[piece.index].arguments += piece.text
-
-
-def whole_answer(text: str, rules: ShapeRules) -> WholeAnswer:
-    """A whole text, shaped."""
-    shaper, answer = rules.shaper(), WholeAnswer()
-    answer.add(shaper.push(text))
-    answer.add(shaper.finish())
-    return answer

@@ -52,9 +52,12 @@ class Administration:
         self._dispatcher.members_changed.set()  # has readiness looked at again
         log.info("resumed")
 
-    def abort(self, request_id: str) -> int:
-        """End a call; how many requests that ended. An unknown one is ended should it still come."""
-        return self._dispatcher.abort(request_id, "aborted by an administrator")
+    def abort(self, answer_id: str) -> int:
+        """End a call by its answer's id; how many requests that ended.
+
+        An unknown one is ended should it still come.
+        """
+        return self._dispatcher.abort(answer_id, "aborted by an administrator")
 
     async def flush_cache(self) -> list[EngineAnswer]:
         """Have every engine forget its cached blocks; those with live pages refuse."""

@@ -38,7 +38,7 @@ class Ask:
     for those who want to know about the prompt alone.
     """
 
-    request_id: str
+    request_id: str  # for logs
     prompts: tuple[tuple[int, ...], ...]
     sampling: SamplingParams
     n: int = 1
@@ -46,6 +46,7 @@ class Ask:
     default_max_tokens: int | None = None
     rules: TextRules = field(default_factory=TextRules)
     num_prompt_logprobs: int | None = None
+    answer_id: str = ""  # unique among all calls
 
 
 def requests_for(
@@ -66,7 +67,14 @@ def requests_for(
             sampling = msgspec.structs.replace(ask.sampling, seed=seed, max_tokens=max_tokens)
             name = ask.request_id if alone else f"{ask.request_id}/{len(specs)}"
             specs.append(
-                RequestSpec(name, prompt, sampling, bootstrap_stop_ids, ask.num_prompt_logprobs)
+                RequestSpec(
+                    request_id=name,
+                    prompt_token_ids=prompt,
+                    sampling=sampling,
+                    bootstrap_stop_ids=bootstrap_stop_ids,
+                    num_prompt_logprobs=ask.num_prompt_logprobs,
+                    answer_id=ask.answer_id,
+                )
             )
     return specs
 

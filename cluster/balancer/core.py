@@ -95,9 +95,13 @@ class BalancerCore:
         self._waiting[key] = None
         self._place(key, request, now)
 
-    def keys_of(self, request_id: str) -> list[int]:
-        """The live requests of the client's call `request_id`."""
-        return [key for key, r in self._requests.items() if r.spec.is_part_of(request_id)]
+    def requests(self) -> list[Request]:
+        """Requests without an outcome, oldest first; for a look."""
+        return list(self._requests.values())
+
+    def keys_of(self, answer_id: str) -> list[int]:
+        """The live requests of a client's call."""
+        return [key for key, r in self._requests.items() if r.spec.answer_id == answer_id]
 
     def cancel(self, key: int, now: float, detail: str = GONE) -> None:
         """The client went away, or the rest of its answer is void. Ended ones: no-op."""

@@ -144,20 +144,20 @@ class Dispatcher:
 
     def _refuse_unwanted(self, ask: Ask) -> None:
         """Raise GenerationFailed for what was aborted before it came, and for all while paused."""
-        if self.early_aborts.take(ask.request_id, time.monotonic()):
+        if self.early_aborts.take(ask.answer_id, time.monotonic()):
             raise GenerationFailed(Failure(FailureKind.CANCELLED, "aborted before it came"))
         if self.paused:
             raise GenerationFailed(Failure(FailureKind.PAUSED, "the server is paused"))
 
-    def abort(self, request_id: str, detail: str) -> int:
+    def abort(self, answer_id: str, detail: str) -> int:
         """End the requests of a call with an error; how many. None is remembered as unwanted."""
         now = time.monotonic()
-        keys = self.core.keys_of(request_id)
+        keys = self.core.keys_of(answer_id)
         for key in keys:
             self.core.cancel(key, now, detail)
         self._carry_out(now)
         if not keys:
-            self.early_aborts.add(request_id, now)
+            self.early_aborts.add(answer_id, now)
         return len(keys)
 
     def abandon(self, detail: str) -> None:

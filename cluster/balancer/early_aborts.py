@@ -15,13 +15,13 @@ class EarlyAborts:
     def __len__(self) -> int:
         return len(self._until)
 
-    def add(self, request_id: str, now: float) -> None:
+    def add(self, answer_id: str, now: float) -> None:
         """The request is not wanted, should it come."""
-        self._until.pop(request_id, None)
-        self._until[request_id] = now + TTL_S
+        self._until.pop(answer_id, None)
+        self._until[answer_id] = now + TTL_S
         while len(self._until) > MAX_REMEMBERED or next(iter(self._until.values())) <= now:
             self._until.popitem(last=False)
 
-    def take(self, request_id: str, now: float) -> bool:
+    def take(self, answer_id: str, now: float) -> bool:
         """Whether the request that comes now was aborted; it is forgotten with that."""
-        return self._until.pop(request_id, now) > now
+        return self._until.pop(answer_id, now) > now

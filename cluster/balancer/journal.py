@@ -17,7 +17,8 @@ def note(news: News, *, is_probe: bool) -> None:
     """
     name, what = news.request.spec.request_id, news.what
     if isinstance(what, Dispatch):
-        log.debug("request %s %s: dispatched", name, _place(what.attempt))
+        answer_id = news.request.spec.answer_id
+        log.debug("request %s (%s) %s: dispatched", name, answer_id, _place(what.attempt))
     elif isinstance(what, EndAttempt):
         aborts = ", ".join(str(peer.ref) for peer in what.aborts) or "nobody"
         told = what.reason.value

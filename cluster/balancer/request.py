@@ -76,18 +76,17 @@ TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """What is asked. `bootstrap_stop_ids` are valid once `sampling.min_tokens` tokens are out."""
+    """What is asked. `bootstrap_stop_ids` are valid once `sampling.min_tokens` tokens are out.
+
+    `request_id` is for logs; `answer_id` is the client's call that it is a part of.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     bootstrap_stop_ids: tuple[int, ...] = ()
     num_prompt_logprobs: int | None = None
-
-    def is_part_of(self, request_id: str) -> bool:
-        """Whether this is the call `request_id`, or one of the several requests that it needs."""
-        call, _, number = self.request_id.rpartition("/")
-        return self.request_id == request_id or (call == request_id and number.isdecimal())
+    answer_id: str = ""
 
     def missing_logprobs(self, deliver: Deliver, *, is_first: bool) -> str | None:
         """What was asked for and did not come with `deliver`, if anything."""

@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from bootstrap.messages import CommandAnswered, FailureReason, FlushCache, SetLogLevel
+from cluster.api.request_ids import CallName
 from tests.support import balancer_cluster
 from tests.support.balancer_cluster import MODEL, TEXT, complete, started_stream
 from tests.support.tiny_model import EOS_TOKEN_ID
@@ -91,17 +92,18 @@ def test_a_wrong_mode_is_400(cluster):
     assert not cluster.http.get("/server_info").json()["paused"]
 
 
-def the_id(cluster) -> str:
-    """The server's id of the last request that was dispatched."""
-    return cluster.d.dispatches[-1].request_id
+def live(cluster) -> list[dict]:
+    """The requests that run."""
+    return cluster.http.get("/admin/requests", headers=KEY).json()["requests"]
 
 
 def test_an_abort_ends_exactly_the_request_it_names(cluster):
     cluster.d.limit = 6
-    first, _ = started_stream(cluster, "first")
-    name = the_id(cluster)
-    second, text = started_stream(cluster, "second")
-    assert the_id(cluster) != name
+    first, _ = started_stream(cluster, "same")
+    second, text = started_stream(cluster, "same")
+    name = live(cluster)[0]["id"]
+    assert [r["request_id"] for r in live(cluster)] == ["same", "same"]
+    assert admin(cluster, "abort", request_id="same").json()["num_aborted"] == 0
     answer = admin(cluster, "abort", request_id=name).json()
     assert answer == {"request_id": name, "num_aborted": 1, "remembered": False}
     with pytest.raises(openai.APIError) as caught:
@@ -120,7 +122,9 @@ def test_an_abort_ends_all_choices_of_a_call(cluster):
     )
     thread, answers = in_thread(work)
     wait_for(lambda: len(cluster.d._held) == 2, what="both held")
-    name = the_id(cluster).rpartition("/")[0]
+    names = {r["id"] for r in live(cluster)}
+    assert len(names) == 1
+    name = names.pop()
     assert admin(cluster, "abort", request_id=name).json()["num_aborted"] == 2
     thread.join(20)
     assert answers[0].status_code == 499
@@ -131,6 +135,32 @@ def test_an_abort_ends_all_choices_of_a_call(cluster):
 def test_an_unknown_id_is_remembered(cluster):
     answer = admin(cluster, "abort", request_id="to-come").json()
     assert answer == {"request_id": "to-come", "num_aborted": 0, "remembered": True}
+
+
+def test_an_abort_may_overtake_its_request(cluster, monkeypatch):
+    name = CallName("cmpl-known", "any")
+    monkeypatch.setattr(CallName, "new", lambda request, prefix: name)
+    admin(cluster, "abort", request_id="cmpl-known")
+    with pytest.raises(openai.APIStatusError) as caught:
+        complete(cluster)
+    assert (caught.value.status_code, caught.value.code) == (499, "cancelled")
+    assert cluster.d.of("any") == []
+    assert complete(cluster).choices[0].text == TEXT  # it was remembered for one request
+
+
+def test_the_answers_id_is_what_is_listed(cluster):
+    cluster.d.limit = 6
+    stream = cluster.openai.completions.create(
+        model=MODEL, prompt="Say it.", max_tokens=200, stream=True
+    )
+    with stream:
+        first = next(iter(stream))
+        (listed,) = live(cluster)
+        assert (listed["id"], listed["max_tokens"]) == (first.id, 200)
+        cluster.d.release()
+        for _ in stream:
+            pass
+    assert live(cluster) == []
 
 
 def answer_commands(worker, refusal: str = "", num_blocks: int = 0) -> list:

@@ -13,6 +13,9 @@ import httpx
 import openai
 import pytest
 
+from bootstrap.errors import RemoteFault
+from cluster.endpoint import KEY_VARIABLE
+from cluster.status import fetch
 from tests.support import balancer_cluster
 from tests.support.balancer_cluster import MODEL, chat, complete
 from tests.support.tiny_model import make_tiny_model
@@ -60,6 +63,14 @@ def test_only_keys_of_the_file_are_served(make_cluster, key_file):
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.headers["x-request-id"]
         assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_the_commands_show_the_key_of_the_environment(make_cluster, key_file, monkeypatch):
+    cluster = make_cluster(api_key_file=str(key_file))
+    with pytest.raises(RemoteFault, match="401"):
+        fetch(cluster.url)
+    monkeypatch.setenv(KEY_VARIABLE, "key-two")
+    assert fetch(cluster.url)["model"] == MODEL
 
 
 def test_a_refused_body_is_never_read(make_cluster, key_file):

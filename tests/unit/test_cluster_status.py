@@ -46,7 +46,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the balancer says; a test may change it."""
     said = facts()
 
-    def get(url: str, timeout: float) -> httpx.Response:
+    def get(url: str, timeout: float, headers: dict[str, str]) -> httpx.Response:
         assert url == f"{URL}/status"
         return httpx.Response(200, json=said, request=httpx.Request("GET", url))
 
@@ -100,7 +100,7 @@ def test_json_holds_the_same_facts(
 
 
 def test_no_balancer_is_a_remote_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(url: str, timeout: float) -> httpx.Response:
+    def refuse(url: str, timeout: float, headers: dict[str, str]) -> httpx.Response:
         raise httpx.ConnectError("connection refused")
 
     monkeypatch.setattr(httpx, "get", refuse)

@@ -3,13 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.api.shaper import (
-    CallOpened,
-    Reasoning,
-    ShapeRules,
-    WholeAnswer,
-    whole_answer,
-)
+from cluster.api.shaper import CallOpened, Reasoning, ShapeRules
 from cluster.api.tools.definitions import ToolFields
 from cluster.api.tools.formats import HERMES
 from cluster.api.tools.parser import CallArguments, Content
@@ -24,20 +18,38 @@ def rules(thinking=False, **fields):
     return ShapeRules(thinking, plan)
 
 
-def parts(answer: WholeAnswer):
-    return answer.reasoning, answer.content, [(c.name, c.arguments) for c in answer.calls]
+def joined(pieces):
+    """(reasoning, content, [(name, arguments)]), and the calls' ids."""
+    reasoning, content, calls, ids = "", "", [], []
+    for piece in pieces:
+        if isinstance(piece, Content):
+            content += piece.text
+        elif isinstance(piece, Reasoning):
+            reasoning += piece.text
+        elif isinstance(piece, CallOpened):
+            calls.append((piece.name, ""))
+            ids.append(piece.id)
+        else:
+            calls[piece.index] = (calls[piece.index][0], calls[piece.index][1] + piece.text)
+    assert len(set(ids)) == len(calls)
+    return reasoning, content, calls
+
+
+def shaped(text, rules):
+    shaper = rules.shaper()
+    return joined([*shaper.push(text), *shaper.finish()])
 
 
 def test_all_three():
     text = f"<think>I {CALL}</think>\nSure.\n{CALL}\n{CALL}"
-    assert parts(whole_answer(text, rules())) == (
+    assert shaped(text, rules()) == (
         f"I {CALL}",
         "Sure.",
         [("f", '{"a": 1}'), ("f", '{"a": 1}')],
     )
-    assert parts(whole_answer(text, rules(parallel_tool_calls=False)))[2] == [("f", '{"a": 1}')]
-    assert parts(whole_answer(text, ShapeRules())) == ("", text, [])
-    assert parts(whole_answer(CALL, rules(tool_choice="none"))) == ("", CALL, [])
+    assert shaped(text, rules(parallel_tool_calls=False))[2] == [("f", '{"a": 1}')]
+    assert shaped(text, ShapeRules()) == ("", text, [])
+    assert shaped(CALL, rules(tool_choice="none")) == ("", CALL, [])
 
 
 def test_pieces_in_order():
@@ -62,9 +74,9 @@ FRAGMENTS = st.sampled_from(
 )
 def test_pieces_do_not_matter(text, thinking, data):
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6).map(sorted))
-    shaper, answer = rules(thinking).shaper(), WholeAnswer()
+    shaper, pieces = rules(thinking).shaper(), []
     for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        answer.add(shaper.push(text[a:b]))
-    answer.add(shaper.finish())
-    assert parts(answer) == parts(whole_answer(text, rules(thinking)))
-    assert len({call.id for call in answer.calls}) == shaper.num_calls
+        pieces += shaper.push(text[a:b])
+    pieces += shaper.finish()
+    assert joined(pieces) == shaped(text, rules(thinking))
+    assert len(joined(pieces)[2]) == shaper.num_calls

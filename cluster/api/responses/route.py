@@ -2,7 +2,6 @@
 
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from cluster.api.answers import usage_of
 from cluster.api.chat_plan import plan_chat
 from cluster.api.errors import ApiError, api_error, invalid_body
 from cluster.api.intake import chat_ask
+from cluster.api.request_ids import CallName
 from cluster.api.responses.answer import (
     InputTokensDetails,
     OutputTokensDetails,
@@ -117,17 +117,17 @@ async def _begin(body: ResponseRequest, request: Request) -> _Work:
     except ValidationError as error:
         raise invalid_body(error.errors()) from error
     plan = plan_chat(dispatcher, chat)
-    ask = await chat_ask(dispatcher, chat, request.state.request_id, plan)
+    ask = await chat_ask(dispatcher, chat, CallName.new(request, "resp_"), plan)
     generation = await dispatcher.generate(ask)
     shaper = plan.rules(dispatcher, ask.prompts[0]).shaper()
-    return _Work(Building(_empty_response(body)), ask, generation, shaper)
+    return _Work(Building(_empty_response(body, ask.answer_id)), ask, generation, shaper)
 
 
-def _empty_response(body: ResponseRequest) -> ResponseObject:
+def _empty_response(body: ResponseRequest, name: str) -> ResponseObject:
     choice = body.tool_choice or "auto"
     text = body.text or TextSettings()
     return ResponseObject(
-        id=f"resp_{uuid.uuid4().hex}",
+        id=name,
         created_at=int(time.time()),
         model=body.model,
         instructions=body.instructions,
