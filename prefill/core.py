@@ -297,7 +297,8 @@ class PrefillCore:
         request = self._rooms.get(message.room)
         if request is None:
             self._tombstones.add(message.room, now)
-            self._out.append(Post(sender, WriterStopped(message.room)))
+            # How its writes ended is forgotten, and who asks may have missed that they were cut short.
+            self._out.append(Post(sender, WriterStopped(message.room, cut=True)))
             return
         decode = request.dispatch.decode
         if decode is not None and sender.ref == decode.ref:

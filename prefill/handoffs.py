@@ -21,6 +21,7 @@ from bootstrap.messages import (
     WorkerInfo,
     WriterStopped,
 )
+from bootstrap.recent_rooms import RecentRooms
 from engine.core import Post
 from kv_transfer.sender import (
     ENDED,
@@ -149,6 +150,7 @@ class Handoffs:
         self._now = 0.0
         self._rooms: dict[bytes, _Handoff] = {}
         self._agents: dict[WorkerRef, str] = {}
+        self._cut_short = RecentRooms()  # ended, and not all of their writes completed
         self._out: list[object] = []
 
     def drain(self) -> list[object]:
@@ -210,7 +212,8 @@ class Handoffs:
         """The decode engine named its pages. For a room that ended: nothing was written."""
         handoff = self._rooms.get(message.room)
         if handoff is None or handoff.sender.state in ENDED:
-            self._out.append(Post(sender, WriterStopped(message.room, message.epoch)))
+            was_cut = message.room in self._cut_short
+            self._out.append(Post(sender, WriterStopped(message.room, message.epoch, was_cut)))
         elif sender.ref != handoff.decode.ref or handoff.sender.epoch:
             return  # another worker's, or a repeat
         else:
@@ -312,6 +315,8 @@ class Handoffs:
         else:
             pending_epoch = handoff.pending.epoch if handoff.pending is not None else 0
             epoch = instruction.epoch or pending_epoch
+            if instruction.cut:
+                self._cut_short.add(room, self._now)
             if epoch:
                 stopped = WriterStopped(room, epoch, instruction.cut)
                 self._out.append(Post(handoff.decode, stopped))

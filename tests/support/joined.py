@@ -7,11 +7,12 @@ everything that must hold at every moment.
 
 from collections import deque
 from random import Random
+from typing import Any
 
 from bootstrap.identity import Peer, Role
 from bootstrap.messages import Message
 from decode.instructions import TornDown
-from engine.core import PeerLeft
+from engine.core import PeerLeft, Post
 from engine.limits import EngineLimits
 from kv_transfer.ledger import PageState
 from tests.support.cores import limits, peer
@@ -20,7 +21,7 @@ from tests.support.joined_memory import GARBAGE, VOCAB_SIZE, PageViolation
 from tests.support.joined_nodes import DecodeNode, PrefillNode, Write
 
 Node = PrefillNode | DecodeNode
-Choice = tuple[str, object]
+Choice = tuple[str, Any]
 IDLE_STEP_S = 0.4
 DEBRIS_S = 1.5  # how long the rest of a write that was cut short may still arrive
 MAX_IDLE_S = 400.0
@@ -45,7 +46,7 @@ class Cluster:
         self.balancer = Balancer(rng, max_attempts=max_attempts, links_legs=links_legs)
         self.nodes: dict[Peer, Node] = {}
         self.links: dict[tuple[Peer, Peer], deque[Message]] = {}
-        self.news: dict[Peer, deque[object]] = {self.balancer.me: deque()}
+        self.news: dict[Peer, deque[Any]] = {self.balancer.me: deque()}
         self.orphans: list[Write] = []  # writes whose engine is dead, on their way all the same
         self.debris: list[tuple[Write, float]] = []  # rests of writes cut short, and until when
         self.num_landed_late = 0
@@ -133,11 +134,11 @@ class Cluster:
             assert isinstance(what, Write)
             self.finish(what, "the peer is gone" if what.doomed else None)
         elif kind == "deliver":
-            self._deliver(*what)  # type: ignore[misc]
+            self._deliver(*what)
         elif kind == "news":
-            self._hear(what)  # type: ignore[arg-type]
+            self._hear(what)
         else:
-            node = self.nodes[what]  # type: ignore[index]
+            node = self.nodes[what]
             if kind == "begin":
                 node.begin(self.now)
             elif kind == "end":
@@ -176,7 +177,7 @@ class Cluster:
 
     # --- inner ---------------------------------------------------------------------------------
 
-    def _route(self, source: Peer, posts: list) -> None:
+    def _route(self, source: Peer, posts: list[Post]) -> None:
         for post in posts:
             self.links.setdefault((source, post.peer), deque()).append(post.message)
         posts.clear()

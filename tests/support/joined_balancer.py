@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from bootstrap.identity import Peer, Role, WorkerRef
 from bootstrap.messages import (
@@ -137,7 +138,7 @@ class Balancer:
         attempt = Attempt(room(1000 + len(self.truth)), prefill, decode, offset)
         request.attempt = attempt
         self.truth[attempt.room] = request.kv
-        common = {
+        common: dict[str, Any] = {
             "room": attempt.room,
             "request_id": f"r{self.requests.index(request)}",
             "attempt": request.num_attempts - 1,

@@ -59,14 +59,14 @@ class SmallCluster(Cluster):
                 node.execute()
             self.settle()
         elif kind in ("land", "finish", "debris"):
-            write = [*self.writes(), *(write for write, _ in self.debris)][what]  # type: ignore[index]
-            while write.left and not write.doomed:
-                super().apply(("land", write))
+            write = [*self.writes(), *(write for write, _ in self.debris)][what]
+            while write.left and (kind == "debris" or not write.doomed):
+                super().apply((kind, write))
             if kind != "debris":
                 super().apply(("finish", write))
         else:
             super().apply(choice)
-            node = self.nodes.get(what[1] if kind == "deliver" else what)  # type: ignore[index]
+            node = self.nodes.get(what[1] if kind == "deliver" else what)
             if kind == "begin" and node is not None and node.plan is not None:
                 node.end(self.now, self.balancer.truth)
             self.settle()
@@ -95,9 +95,9 @@ class SmallCluster(Cluster):
     def _touched_by(self, choice: Choice) -> set[Peer]:
         kind, what = choice
         if kind == "deliver":
-            return {what[1]}  # type: ignore[index]
+            return {what[1]}
         if kind in ("news", "begin", "tear down"):
-            return {what}  # type: ignore[arg-type]
+            return {what}
         nodes = set(self.nodes)
         moves = ("land", "finish", "debris")
         return nodes if kind in moves else {*nodes, self.balancer.me}

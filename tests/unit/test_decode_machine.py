@@ -161,14 +161,22 @@ class DecodeMachine(RuleBasedStateMachine):
         self.handle(Received(sender, AbortRoom(which, reason)))
 
     @precondition(lambda self: self.writable)
-    @rule(data=st.data(), right=st.booleans())
-    def writer_stopped(self, data: st.DataObject, right: bool) -> None:
+    @rule(data=st.data(), right=st.booleans(), cut=st.booleans())
+    def writer_stopped(self, data: st.DataObject, right: bool, cut: bool) -> None:
         which = data.draw(st.sampled_from(sorted(self.writable)))
         if not right:
             self.handle(Received(STRANGER, WriterStopped(which, self.writable[which].epoch)))
             return
-        self.handle(Received(self.writers[which], AbortRoom(which, FailureReason.DEADLINE)))
-        self.handle(Received(self.writers[which], WriterStopped(which, 0)))
+        if not cut:
+            self.handle(Received(self.writers[which], AbortRoom(which, FailureReason.DEADLINE)))
+        self.handle(Received(self.writers[which], WriterStopped(which, 0, cut)))
+        if cut:  # the last bytes take a moment, whatever the writer says next
+            self.handle(Received(self.writers[which], WriterStopped(which, 0)))
+            self.time_passes(SETTLE_S - 0.1)
+            self.pages_stay_the_writers()
+            self.time_passes(0.2)
+            settled = self.core.scheduler.ledger.pages_of(which)
+            assert not settled, "pages wait for nothing"
         del self.writable[which]
 
     @rule(how=st.sampled_from(["token", "token", "token", "nan", "raise"]))

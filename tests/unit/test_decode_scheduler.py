@@ -193,12 +193,14 @@ def test_a_page_is_added_when_the_next_token_needs_it() -> None:
 
 def test_full_blocks_of_output_become_findable() -> None:
     rig = Rig()
-    request = rig.run(1, 4)
-    for _ in range(4):
+    request, lookup = rig.run(1, 4), rig.scheduler.ledger.lookup
+    for _ in range(3):
         rig.step()
-    whole = tuple(request.token_ids)
-    hashes = rig.scheduler.hasher.hashes(whole)
-    assert rig.scheduler.ledger.lookup(hashes) == request.pages[:2]
+    hashes = rig.scheduler.hasher.hashes(request.token_ids)
+    assert len(hashes) == 2
+    assert lookup(hashes) == request.pages[:1]  # the eighth token's KV is not computed yet
+    rig.step()
+    assert lookup(hashes) == request.pages[:2]
     rig.scheduler.remove(request)
     assert rig.counts == {"cached": 2, "free": 14}
 
@@ -279,6 +281,20 @@ def test_what_is_still_cached_is_not_copied_back() -> None:
     assert len(cached) + len(swap.pages) == -(-victim.num_kv_tokens // 4)
 
 
+def test_blocks_that_were_evicted_meanwhile_are_findable_again() -> None:
+    rig = Rig(num_blocks=6)
+    rig.run(1, 3)
+    victim = rig.run(2, 7)
+    while not rig.scheduler.retracted:
+        rig.step()
+    rig.scheduler.ledger.flush_cache()
+    rig.scheduler.remove(rig.scheduler.running[room(1)])
+    rig.step()
+    num_full = victim.num_kv_tokens // 4
+    assert num_full >= 1
+    assert rig.scheduler.ledger.lookup(victim.hashes) == victim.pages[:num_full]
+
+
 def test_the_oldest_always_ends_and_all_others_after_it() -> None:
     rig = Rig(num_blocks=6, prefix_caching=False)
     for number in (1, 2, 3):
@@ -293,6 +309,24 @@ def test_the_oldest_always_ends_and_all_others_after_it() -> None:
     assert ended == [1, 2, 3]
     assert rig.scheduler.num_retractions > 0
     assert rig.counts == {"free": 6}
+
+
+def test_the_retracted_come_back_only_when_those_before_them_can_still_grow() -> None:
+    rig = Rig(num_blocks=5, prefix_caching=False)
+    for number in (1, 2, 3):
+        rig.run(number, 3)
+    while rig.numbers(rig.scheduler.retracted) != [2, 3]:
+        rig.step()
+    rig.scheduler.remove(rig.scheduler.running[room(1)])
+    rig.step()
+    assert rig.numbers(rig.scheduler.running) == [2]  # of 5 pages 2 has 3; 3 wants the rest
+    assert rig.numbers(rig.scheduler.retracted) == [3]
+    rig.start(4, 1)
+    rig.plan()
+    assert rig.numbers(rig.scheduler.admitting) == [4]  # it would fit, but 3 was before it
+    rig.scheduler.remove(rig.scheduler.running[room(2)])
+    rig.step()
+    assert rig.numbers(rig.scheduler.running) == [3]
 
 
 def test_a_lone_request_gives_way_to_pages_that_a_peer_writes() -> None:

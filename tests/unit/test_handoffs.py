@@ -276,3 +276,12 @@ def test_events_for_rooms_that_are_gone_change_nothing() -> None:
     handoffs.end(R)
     handoffs.accepted(DECODE, HandoffAccepted(R, 4))
     assert handoffs.drain() == []
+
+
+def test_a_manifest_that_comes_twice_is_not_told_that_all_was_well() -> None:
+    """The first answer may be lost: the second must not end a quarantine too early."""
+    handoffs = streaming()
+    handoffs.written(R, 0, "link down")
+    handoffs.drain()
+    handoffs.manifest(DECODE, MANIFEST)
+    assert sent(handoffs.drain(), WriterStopped, DECODE) == [WriterStopped(R, 4, cut=True)]

@@ -60,7 +60,7 @@ def test_pools_of_one_request_give_way_and_all_finish(seed: int) -> None:
     assert outcomes(cluster) == {"finished": 32}
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(10))
 def test_clients_leave_and_writes_are_slow(seed: int) -> None:
     rng = Random(seed)
     cluster = cluster_of(rng, 2, 2)
@@ -69,7 +69,7 @@ def test_clients_leave_and_writes_are_slow(seed: int) -> None:
     assert set(outcomes(cluster)) <= {"finished", "cancelled"}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_engines_die_at_any_moment_and_every_stream_survives(seed: int) -> None:
     rng = Random(seed)
     cluster = cluster_of(rng, 2, 2, max_attempts=1000)
@@ -78,7 +78,7 @@ def test_engines_die_at_any_moment_and_every_stream_survives(seed: int) -> None:
     assert outcomes(cluster) == {"finished": 16}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_engines_fall_silent_and_are_heard_again(seed: int) -> None:
     rng = Random(seed)
     cluster = cluster_of(rng, 2, 2, max_attempts=1000)
@@ -87,7 +87,7 @@ def test_engines_fall_silent_and_are_heard_again(seed: int) -> None:
     assert outcomes(cluster) == {"finished": 16}
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(10))
 def test_writes_and_steps_fail(seed: int) -> None:
     rng = Random(seed)
     cluster = cluster_of(rng, 2, 2, max_attempts=1000)
@@ -96,7 +96,7 @@ def test_writes_and_steps_fail(seed: int) -> None:
     assert outcomes(cluster) == {"finished": 16}
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(10))
 def test_messages_between_engines_are_lost(seed: int) -> None:
     rng = Random(seed)
     cluster = cluster_of(rng, 2, 2, max_attempts=1000)
@@ -106,7 +106,17 @@ def test_messages_between_engines_are_lost(seed: int) -> None:
     assert cluster.now < 100.0, "a lost message cost somebody the deadline"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
+def test_writes_are_cut_short_and_the_news_of_it_is_lost(seed: int) -> None:
+    rng = Random(seed)
+    cluster = cluster_of(rng, 2, 2, max_attempts=1000)
+    submit_many(cluster, rng, 16)
+    storm = Storm(lose_message=0.3, fail_write=0.2, slow_writes=0.95, pass_time=0.05)
+    weather(cluster, rng, storm)
+    assert outcomes(cluster) == {"finished": 16}
+
+
+@pytest.mark.parametrize("seed", range(12))
 def test_everything_at_once(seed: int) -> None:
     rng = Random(seed)
     cluster = cluster_of(rng, rng.randint(1, 3), rng.randint(1, 3), max_attempts=5)
@@ -125,7 +135,7 @@ def test_everything_at_once(seed: int) -> None:
     assert None not in outcomes(cluster)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_failed_leg_ends_the_other_without_the_balancer(seed: int) -> None:
     rng = Random(seed)
     cluster = cluster_of(rng, 2, 2, max_attempts=1000, links_legs=False)

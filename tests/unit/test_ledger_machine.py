@@ -134,5 +134,5 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert other == room or not pages & set(self.ledger.pages_of(other))
 
 
-LedgerMachine.TestCase.settings = machine_settings(300)
+LedgerMachine.TestCase.settings = machine_settings(150)
 TestLedgerMachine = LedgerMachine.TestCase

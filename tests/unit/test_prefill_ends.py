@@ -197,7 +197,7 @@ def test_a_repeated_dispatch_is_one_room() -> None:
 def test_an_abort_that_overtakes_its_dispatch_wins() -> None:
     core = PrefillCore(limits())
     core.handle(Received(DECODE, AbortRoom(room(1), _F.QUEUE_FULL)), 0.0)
-    assert sent(core.drain(), WriterStopped, DECODE) == [WriterStopped(room(1), 0)]
+    assert sent(core.drain(), WriterStopped, DECODE) == [WriterStopped(room(1), 0, cut=True)]
     core.handle(Received(BALANCER, prefill_dispatch(1, prompt(4))), 0.0)
     assert core.plan(0.0) is None
     assert sent(core.drain(), PrefillStarted) == []

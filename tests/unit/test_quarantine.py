@@ -30,3 +30,23 @@ def test_a_dead_writers_rooms_are_due_after_a_settling_time() -> None:
     assert quarantine.due(1.0 + SETTLE_S - 0.01) == []
     assert quarantine.due(1.0 + SETTLE_S) == [room(1)]
     assert [post.peer for post in quarantine.requests(9.0)] == [peer("p", life=1)]
+
+
+def test_after_a_write_cut_short_only_time_ends_it() -> None:
+    quarantine = Quarantine()
+    quarantine.cut(room(1), 0.0)  # not here: nothing
+    quarantine.add(room(1), PREFILL, 0.0)
+    assert not quarantine.is_settling(room(1))
+    quarantine.cut(room(1), 1.0)
+    quarantine.cut(room(1), 1.4)
+    assert quarantine.is_settling(room(1))
+    assert quarantine.requests(9.0) == []
+    assert quarantine.due(1.0 + SETTLE_S - 0.01) == []
+    assert quarantine.due(1.0 + SETTLE_S) == [room(1)]
+
+
+def test_it_knows_whom_each_room_waits_for() -> None:
+    quarantine = Quarantine()
+    quarantine.add(room(1), PREFILL, 0.0)
+    assert quarantine.writer_of(room(1)) == PREFILL
+    assert quarantine.writer_of(room(2)) is None

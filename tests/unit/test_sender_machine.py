@@ -27,7 +27,7 @@ class SenderMachine(RuleBasedStateMachine):
         self.sender = Sender(range(100, 100 + num_blocks))
         self.num_computed = 0
         self.first_block: int | None = None
-        self.prompt_done = self.failed = self.ended = False
+        self.prompt_done = self.failed = self.ended = self.any_lost = False
         self.in_flight: dict[int, tuple[int, ...]] = {}
         self.sent: list[int] = []
         self.final: list[Commit | Stopped] = []
@@ -78,6 +78,7 @@ class SenderMachine(RuleBasedStateMachine):
     def write_ends(self, data: st.DataObject, lost: bool) -> None:
         write = data.draw(st.sampled_from(sorted(self.in_flight)))
         del self.in_flight[write]
+        self.any_lost |= lost
         self.carry_out(self.sender.written(write, "lost" if lost else None))
 
     @precondition(lambda self: self.sender.state is _S.COMMITTED)
@@ -98,6 +99,7 @@ class SenderMachine(RuleBasedStateMachine):
         state = self.sender.state
         assert (state is _S.STOPPED) == any(isinstance(f, Stopped) for f in self.final)
         if self.final and isinstance(self.final[0], Stopped):
+            assert self.final[0].cut == self.any_lost
             assert self.final[0].epoch == (0 if self.first_block is None else 9)
         if (self.ended or self.failed) and not self.in_flight:
             assert state in ENDED
@@ -105,5 +107,5 @@ class SenderMachine(RuleBasedStateMachine):
             assert state in (_S.COMMITTED, _S.DONE)
 
 
-SenderMachine.TestCase.settings = machine_settings(400, steps=20)
+SenderMachine.TestCase.settings = machine_settings(200, steps=20)
 TestSenderMachine = SenderMachine.TestCase
