@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bootstrap.messages import TransferMetadata
+from bootstrap.membership import TransferMetadata
 from kv_transfer.backends.process import unpack_blob
 from kv_transfer.backends.registry import make_backend
 from kv_transfer.layout import KVLayout, Run, merge_runs

@@ -19,7 +19,8 @@ from bootstrap.counts import Counts
 from bootstrap.directory import DirectoryEvent
 from bootstrap.errors import BootstrapUnreachable, ConfigError, LocalMisuse, WireError
 from bootstrap.identity import Peer, WorkerRef
-from bootstrap.messages import Envelope, Evict, Member, Message, Unregister, WorkerInfo, WorkerLoad
+from bootstrap.membership import Evict, Member, Unregister, WorkerInfo, WorkerLoad
+from bootstrap.messages import Envelope, Message
 from bootstrap.security import Security
 from bootstrap.session import Session
 

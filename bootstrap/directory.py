@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from bootstrap.identity import Peer, WorkerRef
-from bootstrap.messages import (
+from bootstrap.membership import (
     Ended,
     LeaveReason,
     LoadReport,
     Member,
     MemberJoined,
     MemberLeft,
-    Message,
     Snapshot,
     Subscribe,
     Subscribed,
     WorkerLoad,
 )
+from bootstrap.messages import Message
 from bootstrap.snapshots import SnapshotParts
 
 MIN_GRACE_S = 2.5  # a member needs a reconnect, a heartbeat and a registration to be back

@@ -17,27 +17,39 @@ Times cross the wire as remaining seconds, never as clock readings: hosts share 
 from enum import Enum
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
-from bootstrap.contract import KVContract
-from bootstrap.identity import Peer, Role, Room, WorkerRef
+from bootstrap.fields import (
+    MAX_DRAFT_TOKENS,
+    MAX_ROOMS,
+    BlockIndex,
+    Epoch,
+    Gauge,
+    MessageBase,
+    Pages,
+    Position,
+    PromptDigest,
+    RequestId,
+    Seconds,
+    Text,
+)
+from bootstrap.identity import Peer, Room, WorkerRef
+from bootstrap.membership import (
+    Ended,
+    Evict,
+    Heartbeat,
+    LoadReport,
+    MemberJoined,
+    MemberLeft,
+    Register,
+    RegisterAgain,
+    Registered,
+    Snapshot,
+    Subscribe,
+    Subscribed,
+    Unregister,
+)
 from bootstrap.sampling import MAX_LOGPROBS, FinishReason, SamplingParams, TokenId, TokenIds
-
-MAX_BLOCKS = 1 << 17
-MAX_ROOMS = 1 << 14
-MAX_DRAFT_TOKENS = 64
-MAX_PROMPT_LOGPROBS = 1 << 18  # log probabilities and alternatives of one prompt, to fit a frame
-
-Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
-Position = Annotated[int, Meta(ge=0, le=1 << 20)]
-Epoch = Annotated[int, Meta(ge=1, lt=1 << 53)]
-Gauge = Annotated[int, Meta(ge=0, lt=1 << 53)]
-BlockIndex = Annotated[int, Meta(ge=0, lt=MAX_BLOCKS)]
-Page = Annotated[int, Meta(ge=0, lt=1 << 31)]
-Pages = Annotated[tuple[Page, ...], Meta(max_length=MAX_BLOCKS)]
-RequestId = Annotated[str, Meta(max_length=128)]
-Text = Annotated[str, Meta(max_length=1024)]
-PromptDigest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
 class FailureReason(Enum):
@@ -67,14 +79,10 @@ class Stage(Enum):
     WAITING = "waiting"
 
 
-class _Message(Struct, frozen=True, omit_defaults=True, tag=True, tag_field="t"):
-    """Base of all messages; the tag is the class name."""
-
-
 # --- one room's life -------------------------------------------------------------------------
 
 
-class PrefillDispatch(_Message, frozen=True):
+class PrefillDispatch(MessageBase, frozen=True):
     """Compute a prompt, sample the token at `output_offset`, hand off to `decode`.
 
     The last `output_offset` ids of `prompt_token_ids` are output that earlier attempts delivered.
@@ -97,7 +105,7 @@ class PrefillDispatch(_Message, frozen=True):
     num_prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
-class DecodeDispatch(_Message, frozen=True):
+class DecodeDispatch(MessageBase, frozen=True):
     """Expect a handoff from `prefill` and produce every token after the bootstrap token."""
 
     room: Room
@@ -111,7 +119,7 @@ class DecodeDispatch(_Message, frozen=True):
     output_offset: Position = 0
 
 
-class PrefillStarted(_Message, frozen=True):
+class PrefillStarted(MessageBase, frozen=True):
     """P holds pages for the whole prompt and computes: D may now commit pages of its own.
 
     P's pages are always taken before D's, so the two pools cannot wait for each other in a circle.
@@ -120,7 +128,7 @@ class PrefillStarted(_Message, frozen=True):
     room: Room
 
 
-class Manifest(_Message, frozen=True):
+class Manifest(MessageBase, frozen=True):
     """D's pages for logical blocks `first_block ...`; earlier blocks D holds already."""
 
     room: Room
@@ -129,7 +137,7 @@ class Manifest(_Message, frozen=True):
     pages: Pages
 
 
-class HandoffRecord(_Message, frozen=True):
+class HandoffRecord(MessageBase, frozen=True):
     """All writes of (room, epoch) are complete and these are the facts that make them valid.
 
     `draft_token_ids` are guesses at what follows the token; a decode engine may ignore them.
@@ -147,21 +155,21 @@ class HandoffRecord(_Message, frozen=True):
     transfer_bytes: Gauge = 0
 
 
-class HandoffAccepted(_Message, frozen=True):
+class HandoffAccepted(MessageBase, frozen=True):
     """D verified the record; P may forget the room."""
 
     room: Room
     epoch: Epoch
 
 
-class AbortRoom(_Message, frozen=True):
+class AbortRoom(MessageBase, frozen=True):
     """End the room wherever it stands. Unknown rooms are remembered as ended."""
 
     room: Room
     reason: FailureReason
 
 
-class WriterStopped(_Message, frozen=True):
+class WriterStopped(MessageBase, frozen=True):
     """P will never write into (room, epoch) again: D may take its pages out of quarantine.
 
     `epoch` 0 means that P never saw a manifest and drops any that comes. `cut` when a write ended by an
@@ -217,13 +225,13 @@ class RoomTokens(Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: TokensLogprobs = ()
 
 
-class TokenBatch(_Message, frozen=True):
+class TokenBatch(MessageBase, frozen=True):
     """What one engine step produced for one balancer."""
 
     rooms: Annotated[tuple[RoomTokens, ...], Meta(max_length=MAX_ROOMS)]
 
 
-class LegFailed(_Message, frozen=True):
+class LegFailed(MessageBase, frozen=True):
     """The first terminal failure of a leg, pushed as it happens."""
 
     room: Room
@@ -231,7 +239,7 @@ class LegFailed(_Message, frozen=True):
     detail: Text = ""
 
 
-class LegProgress(_Message, frozen=True):
+class LegProgress(MessageBase, frozen=True):
     """Rooms this worker still holds for the balancer, and where each stands."""
 
     stages: Annotated[dict[Room, Stage], Meta(max_length=MAX_ROOMS)]
@@ -243,198 +251,25 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 CommandId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
-class FlushCache(_Message, frozen=True):
+class FlushCache(MessageBase, frozen=True):
     """Forget every cached block. Refused while a room is here or any page is live."""
 
     command: CommandId
 
 
-class SetLogLevel(_Message, frozen=True):
+class SetLogLevel(MessageBase, frozen=True):
     """Log from `level` on, a name of the `logging` module's in lower case."""
 
     command: CommandId
     level: LogLevel
 
 
-class CommandAnswered(_Message, frozen=True):
+class CommandAnswered(MessageBase, frozen=True):
     """`command` was carried out, unless `refusal` says why it was not."""
 
     command: CommandId
     refusal: Text = ""
     num_blocks: Gauge = 0
-
-
-# --- membership ------------------------------------------------------------------------------
-
-
-class TransferMetadata(Struct, frozen=True):
-    """How to write into a worker's arena. `blob` is the backend's own connection data."""
-
-    backend: Annotated[str, Meta(max_length=32)]
-    transport: Annotated[str, Meta(max_length=64)]
-    agent_name: Annotated[str, Meta(max_length=128)]
-    base_address: Annotated[int, Meta(ge=0)]
-    num_bytes: Gauge
-    blob: Annotated[bytes, Meta(max_length=1 << 20)]
-
-
-class WorkerLimits(Struct, frozen=True):
-    """What a worker can ever take; requests beyond it are refused before dispatch."""
-
-    max_model_len: Gauge
-    num_blocks: Gauge
-    max_num_seqs: Gauge
-    max_queue: Gauge
-
-
-class WorkerInfo(Struct, frozen=True):
-    """A worker's registration."""
-
-    peer: Peer
-    role: Role
-    model: Text
-    contract: KVContract
-    limits: WorkerLimits
-    transfer: TransferMetadata
-    host: Text = ""
-    pid: Gauge = 0
-
-
-class WorkerState(Enum):
-    """A worker as the cluster sees it."""
-
-    READY = "ready"
-    DRAINING = "draining"
-
-
-class WorkerLoad(Struct, frozen=True, omit_defaults=True):
-    """What a worker says of itself in each heartbeat. `pages` counts pages by ledger state."""
-
-    state: WorkerState = WorkerState.READY
-    num_queued: Gauge = 0
-    num_running: Gauge = 0
-    num_rooms: Gauge = 0
-    pages: Annotated[dict[Annotated[str, Meta(max_length=32)], Gauge], Meta(max_length=16)] = {}
-    counters: Annotated[dict[Annotated[str, Meta(max_length=64)], Gauge], Meta(max_length=64)] = {}
-
-
-class LeaveReason(Enum):
-    """Why a worker is no member any more."""
-
-    LEASE_EXPIRED = "lease_expired"  # nothing heard: dead, stopped or out of reach
-    NOT_ANNOUNCED = "not_announced"  # the service restarted and did not hear from it in time
-    UNREGISTERED = "unregistered"  # said goodbye after its last write
-    EVICTED = "evicted"  # a supervisor saw the process end
-    REPLACED = "replaced"  # a younger incarnation took its place
-
-    @property
-    def dead(self) -> bool:
-        """Whether this incarnation writes nothing any more and never returns."""
-        return self not in (LeaveReason.LEASE_EXPIRED, LeaveReason.NOT_ANNOUNCED)
-
-
-class Register(_Message, frozen=True):
-    """Join, or say again that this incarnation is here.
-
-    `age_s` is how long the process has lived: of two incarnations of a worker the younger counts.
-    """
-
-    info: WorkerInfo
-    age_s: Seconds = 0.0
-    load: WorkerLoad = field(default_factory=WorkerLoad)
-
-
-class Registered(_Message, frozen=True):
-    """The lease to keep by heartbeats."""
-
-    lease_s: Seconds
-
-
-class Heartbeat(_Message, frozen=True):
-    """Renew the sender's lease."""
-
-    load: WorkerLoad
-
-
-class RegisterAgain(_Message, frozen=True):
-    """The service does not know the sender: it restarted, or the lease ran out."""
-
-
-class Ended(_Message, frozen=True):
-    """The sender's incarnation was replaced or evicted, or said goodbye; it never returns."""
-
-    reason: LeaveReason
-
-
-class Unregister(_Message, frozen=True):
-    """The sender leaves of its own accord and writes into no peer's memory any more."""
-
-
-class Evict(_Message, frozen=True):
-    """A supervisor saw this incarnation die."""
-
-    ref: WorkerRef
-
-
-class Subscribe(_Message, frozen=True):
-    """Send me every change from now on; repeat to stay subscribed.
-
-    A Snapshot comes first unless the sender stands at `version` of the service's life `service`.
-    Without `loads` no LoadReport comes: only who chooses among members needs those.
-    """
-
-    service: WorkerRef | None = None
-    version: Gauge = 0
-    loads: bool = True
-
-
-class Subscribed(_Message, frozen=True):
-    """The subscription's lease, and the version that the sender has if it missed nothing."""
-
-    version: Gauge
-    lease_s: Seconds
-
-
-class Member(Struct, frozen=True):
-    """A registered worker and its latest load."""
-
-    info: WorkerInfo
-    load: WorkerLoad
-
-
-class Snapshot(_Message, frozen=True):
-    """All members at `version` of the service's life `service`, or part `part` of `num_parts`.
-
-    `ended` names incarnations that lately died, for those who missed to hear it.
-    """
-
-    service: WorkerRef
-    version: Gauge
-    members: Annotated[tuple[Member, ...], Meta(max_length=MAX_ROOMS)]
-    part: Annotated[int, Meta(ge=0, lt=MAX_ROOMS)] = 0
-    num_parts: Annotated[int, Meta(ge=1, le=MAX_ROOMS)] = 1
-    ended: Annotated[tuple[tuple[WorkerRef, LeaveReason], ...], Meta(max_length=MAX_ROOMS)] = ()
-
-
-class MemberJoined(_Message, frozen=True):
-    """A registration, or a newer incarnation that replaces the old one."""
-
-    version: Gauge
-    member: Member
-
-
-class MemberLeft(_Message, frozen=True):
-    """A worker's lease ended, it left, was evicted, or a newer incarnation took its place."""
-
-    version: Gauge
-    ref: WorkerRef
-    reason: LeaveReason
-
-
-class LoadReport(_Message, frozen=True):
-    """Loads heard since the last report, pushed to subscribers a few times a second at most."""
-
-    loads: Annotated[tuple[tuple[WorkerRef, WorkerLoad], ...], Meta(max_length=MAX_ROOMS)]
 
 
 Message = (

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bootstrap.identity import Role, WorkerRef
-from bootstrap.messages import Member, WorkerInfo, WorkerState
+from bootstrap.membership import Member, WorkerInfo, WorkerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from bootstrap.identity import WorkerRef
-from bootstrap.messages import (
+from bootstrap.membership import (
     Ended,
     LeaveReason,
     LoadReport,
     Member,
     MemberJoined,
     MemberLeft,
-    Message,
     Register,
     RegisterAgain,
     Registered,
@@ -25,6 +24,7 @@ from bootstrap.messages import (
     WorkerInfo,
     WorkerLoad,
 )
+from bootstrap.messages import Message
 from bootstrap.snapshots import split
 
 MAX_MEMBERS = 1 << 14

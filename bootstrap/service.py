@@ -16,14 +16,8 @@ from bootstrap.counts import Counts
 from bootstrap.errors import ConfigError, LocalMisuse
 from bootstrap.identity import Peer, WorkerRef, new_incarnation
 from bootstrap.inbox import INBOX_COUNTS, Inbox
-from bootstrap.messages import (
-    Envelope,
-    Evict,
-    Heartbeat,
-    Register,
-    Subscribe,
-    Unregister,
-)
+from bootstrap.membership import Evict, Heartbeat, Register, Subscribe, Unregister
+from bootstrap.messages import Envelope
 from bootstrap.registry import Registry, Send
 from bootstrap.security import Security
 from bootstrap.session import DEFAULT_LEASE_S

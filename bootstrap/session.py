@@ -6,9 +6,8 @@ out. The directory holds what the service said; this holds where the client stan
 
 from bootstrap.directory import Directory, DirectoryEvent, Fenced
 from bootstrap.identity import WorkerRef
-from bootstrap.messages import (
+from bootstrap.membership import (
     Heartbeat,
-    Message,
     Register,
     RegisterAgain,
     Registered,
@@ -16,6 +15,7 @@ from bootstrap.messages import (
     WorkerInfo,
     WorkerLoad,
 )
+from bootstrap.messages import Message
 
 DEFAULT_LEASE_S = 2.5  # until the service has told its own
 BEATS_PER_LEASE = 5

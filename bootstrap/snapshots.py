@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from bootstrap.codec import MAX_FRAME_BYTES
 from bootstrap.identity import WorkerRef
-from bootstrap.messages import Member, Snapshot
+from bootstrap.membership import Member, Snapshot
 
 PART_BYTES = MAX_FRAME_BYTES // 2
 MEMBER_BYTES = 64 << 10  # above what any member takes besides its connection data

@@ -8,6 +8,7 @@ the batch; this file owns the rooms and what their peers are told.
 from collections.abc import Iterator, Sequence
 
 from bootstrap.identity import Peer, WorkerRef
+from bootstrap.membership import WorkerInfo, WorkerLoad, WorkerState
 from bootstrap.messages import (
     AbortRoom,
     DecodeDispatch,
@@ -21,9 +22,6 @@ from bootstrap.messages import (
     RoomTokens,
     Stage,
     TokenBatch,
-    WorkerInfo,
-    WorkerLoad,
-    WorkerState,
     WriterStopped,
 )
 from bootstrap.recent_rooms import RecentRooms

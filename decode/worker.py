@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from bootstrap.identity import Peer, Role, WorkerRef
-from bootstrap.messages import Message, WorkerInfo
+from bootstrap.membership import WorkerInfo
+from bootstrap.messages import Message
 from decode.core import DecodeCore
 from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown, TornDown
 from engine.core import CompileGrammar, PeerJoined, PeerLeft, Post, Received

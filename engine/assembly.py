@@ -9,7 +9,7 @@ import torch
 
 from bootstrap.contract import KVContract
 from bootstrap.errors import ConfigError
-from bootstrap.messages import WorkerLimits
+from bootstrap.membership import WorkerLimits
 from engine.arena import arena_tensor
 from engine.contract import contract_for, layout_for
 from engine.grammar_compiler import GrammarCompiler

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bootstrap.identity import Peer, WorkerRef
-from bootstrap.messages import Message, WorkerInfo, WorkerLoad
+from bootstrap.membership import WorkerInfo, WorkerLoad
+from bootstrap.messages import Message
 from bootstrap.sampling import GrammarSpec
 from engine.step import RowFault, SampledToken, ScoredPrompt, SequenceChunk
 

@@ -21,7 +21,8 @@ from bootstrap.directory import DirectoryEvent, Fenced, Joined, Left
 from bootstrap.errors import LocalMisuse, RemoteFault
 from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
 from bootstrap.mailbox import Mailbox
-from bootstrap.messages import CommandAnswered, Message, SetLogLevel, WorkerInfo, WorkerLoad
+from bootstrap.membership import WorkerInfo, WorkerLoad
+from bootstrap.messages import CommandAnswered, Message, SetLogLevel
 from bootstrap.security import Security
 from engine.assembly import EngineParts, OnStage, build_engine, published_limits
 from engine.core import CompileGrammar, EngineCore, GrammarCompiled

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from bootstrap.messages import WorkerLoad
+from bootstrap.membership import WorkerLoad
 from engine.core import EngineCore, StepPlan, StepResult
 
 IDLE_WAIT_S = 0.1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bootstrap.errors import TransferError
-from bootstrap.messages import TransferMetadata
+from bootstrap.membership import TransferMetadata
 from kv_transfer.backends.port import TransferBackend, WriteId
 from kv_transfer.layout import Run
 

@@ -9,9 +9,10 @@ they are handed off: when decode engines are slow, no pages are left here and th
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from bootstrap.fields import MAX_PROMPT_LOGPROBS
 from bootstrap.identity import Peer
+from bootstrap.membership import WorkerLoad, WorkerState
 from bootstrap.messages import (
-    MAX_PROMPT_LOGPROBS,
     AbortRoom,
     FailureReason,
     FlushCache,
@@ -23,8 +24,6 @@ from bootstrap.messages import (
     RoomTokens,
     Stage,
     TokenBatch,
-    WorkerLoad,
-    WorkerState,
     WriterStopped,
 )
 from bootstrap.recent_rooms import RecentRooms

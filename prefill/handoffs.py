@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import msgspec
 
 from bootstrap.identity import Peer, WorkerRef
+from bootstrap.membership import TransferMetadata, WorkerInfo
 from bootstrap.messages import (
     FailureReason,
     HandoffAccepted,
     HandoffRecord,
     Manifest,
     PrefillStarted,
-    TransferMetadata,
-    WorkerInfo,
     WriterStopped,
 )
 from bootstrap.recent_rooms import RecentRooms

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from bootstrap.identity import Peer, Role, WorkerRef
-from bootstrap.messages import HandoffAccepted, Manifest, Message, WorkerInfo
+from bootstrap.membership import WorkerInfo
+from bootstrap.messages import HandoffAccepted, Manifest, Message
 from engine.core import CompileGrammar, Post, Received
 from engine.host import EngineHost, Links
 from engine.limits import EngineLimits

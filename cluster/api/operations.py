@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bootstrap.messages import Member
+from bootstrap.membership import Member
 from cluster.api.errors import RETRY_AFTER_S
 from cluster.balancer.dispatcher import Dispatcher
 

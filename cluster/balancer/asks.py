@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from bootstrap.errors import RemoteFault
-from bootstrap.messages import MAX_PROMPT_LOGPROBS
+from bootstrap.fields import MAX_PROMPT_LOGPROBS
 from bootstrap.sampling import SamplingParams
 from cluster.balancer.policy import Pool
 from cluster.balancer.request import RequestSpec

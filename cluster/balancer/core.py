@@ -9,18 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bootstrap.identity import Peer, Role, WorkerRef
+from bootstrap.membership import Member, WorkerLoad
 from bootstrap.messages import (
     AbortRoom,
     DecodeDispatch,
     FailureReason,
     LegFailed,
     LegProgress,
-    Member,
     Message,
     PrefillDispatch,
     RoomTokens,
     TokenBatch,
-    WorkerLoad,
     WriterStopped,
 )
 from cluster.balancer.attempt import Attempt

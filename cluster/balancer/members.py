@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bootstrap.identity import Role, WorkerRef
-from bootstrap.messages import Member, WorkerInfo, WorkerLoad, WorkerState
+from bootstrap.membership import Member, WorkerInfo, WorkerLoad, WorkerState
 from bootstrap.pairing import differences
 from cluster.balancer.policy import Pair, Pool
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from bootstrap.contract import KVContract
 from bootstrap.identity import WorkerRef
-from bootstrap.messages import FailureReason, WorkerInfo
+from bootstrap.membership import WorkerInfo
+from bootstrap.messages import FailureReason
 
 # Faults between two workers, of which each may be sound: they are tried again before giving up.
 TRANSIENT = frozenset(

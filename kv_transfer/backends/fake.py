@@ -16,7 +16,7 @@ from itertools import count
 import msgspec
 
 from bootstrap.errors import TransferError
-from bootstrap.messages import TransferMetadata
+from bootstrap.membership import TransferMetadata
 from kv_transfer.backends.arena import check_runs
 from kv_transfer.backends.faults import (
     Corrupt,

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 
 from bootstrap.errors import ConfigError, TransferError
-from bootstrap.messages import TransferMetadata
+from bootstrap.membership import TransferMetadata
 from kv_transfer.backends.arena import Arena, check_runs
 from kv_transfer.backends.port import WriteId, WriteOutcome
 from kv_transfer.backends.process import ProcessTag, is_gone, pack_blob, unpack_blob

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bootstrap.errors import ConfigError, TransferError
-from bootstrap.messages import TransferMetadata
+from bootstrap.membership import TransferMetadata
 from kv_transfer.backends import ucx
 from kv_transfer.backends.arena import Arena, check_runs
 from kv_transfer.backends.port import WriteId, WriteOutcome

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bootstrap.messages import TransferMetadata
+from bootstrap.membership import TransferMetadata
 from kv_transfer.layout import Run
 
 WriteId = int

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from bootstrap.errors import TransferError
-from bootstrap.messages import TransferMetadata
+from bootstrap.membership import TransferMetadata
 
 _Natural = Annotated[int, Meta(ge=0, lt=1 << 53)]
 

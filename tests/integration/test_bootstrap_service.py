@@ -13,7 +13,7 @@ from bootstrap.client import BootstrapClient, Registration
 from bootstrap.directory import MIN_GRACE_S, DirectoryEvent, Fenced, Joined, Left, LoadsChanged
 from bootstrap.errors import BootstrapUnreachable, ConfigError, LocalMisuse
 from bootstrap.identity import WorkerRef
-from bootstrap.messages import LeaveReason, WorkerLoad, WorkerState
+from bootstrap.membership import LeaveReason, WorkerLoad, WorkerState
 from bootstrap.security import Security
 from bootstrap.service import BootstrapService
 from tests.support.bootstrap_facts import make_info, make_peer, make_ref

@@ -13,14 +13,8 @@ import zmq
 from bootstrap.client import BootstrapClient, Registration
 from bootstrap.codec import MAX_FRAME_BYTES, WIRE_VERSION, encode
 from bootstrap.mailbox import Mailbox
-from bootstrap.messages import (
-    Envelope,
-    Message,
-    PrefillStarted,
-    Register,
-    Subscribe,
-    WorkerLoad,
-)
+from bootstrap.membership import Register, Subscribe, WorkerLoad
+from bootstrap.messages import Envelope, Message, PrefillStarted
 from bootstrap.security import Security
 from bootstrap.service import BootstrapService
 from tests.support.bootstrap_facts import make_info, make_peer, make_ref

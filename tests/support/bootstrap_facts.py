@@ -2,7 +2,7 @@
 
 from bootstrap.contract import KVContract
 from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
-from bootstrap.messages import TransferMetadata, WorkerInfo, WorkerLimits
+from bootstrap.membership import TransferMetadata, WorkerInfo, WorkerLimits
 
 
 def make_ref(worker_id: str = "w", incarnation: int | None = None) -> WorkerRef:

@@ -8,7 +8,7 @@ import sys
 from bootstrap.client import BootstrapClient, Registration
 from bootstrap.identity import Role, WorkerRef, new_incarnation
 from bootstrap.mailbox import Mailbox
-from bootstrap.messages import WorkerLoad
+from bootstrap.membership import WorkerLoad
 from tests.support.bootstrap_facts import make_info
 
 

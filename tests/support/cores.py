@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 from hypothesis import HealthCheck, settings
 
 from bootstrap.identity import Peer, Role, WorkerRef
-from bootstrap.messages import DecodeDispatch, PrefillDispatch, WorkerInfo
+from bootstrap.membership import WorkerInfo
+from bootstrap.messages import DecodeDispatch, PrefillDispatch
 from bootstrap.sampling import SamplingParams
 from decode.core import DecodeCore
 from engine.core import Post, StepPlan

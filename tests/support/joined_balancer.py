@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 from bootstrap.identity import Peer, Role, WorkerRef
+from bootstrap.membership import WorkerInfo
 from bootstrap.messages import (
     AbortRoom,
     DecodeDispatch,
@@ -14,7 +15,6 @@ from bootstrap.messages import (
     Message,
     PrefillDispatch,
     TokenBatch,
-    WorkerInfo,
 )
 from bootstrap.sampling import FinishReason, SamplingParams
 from engine.core import Post

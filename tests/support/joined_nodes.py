@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bootstrap.identity import Peer, Role, WorkerRef
-from bootstrap.messages import HandoffAccepted, Manifest, Message, WorkerInfo
+from bootstrap.membership import WorkerInfo
+from bootstrap.messages import HandoffAccepted, Manifest, Message
 from decode.core import DecodeCore
 from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown
 from engine.core import PeerJoined, PeerLeft, Post, Received, StepPlan

@@ -2,7 +2,7 @@
 
 from bootstrap.contract import KVContract
 from bootstrap.identity import Peer, Role, WorkerRef
-from bootstrap.messages import Member, TransferMetadata, WorkerInfo, WorkerLimits, WorkerLoad
+from bootstrap.membership import Member, TransferMetadata, WorkerInfo, WorkerLimits, WorkerLoad
 
 CONTRACT = KVContract(
     model_digest="m",

@@ -7,6 +7,7 @@ from bootstrap.client import BootstrapClient, Registration
 from bootstrap.contract import KVContract
 from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
 from bootstrap.mailbox import Mailbox
+from bootstrap.membership import WorkerLimits, WorkerLoad
 from bootstrap.messages import (
     AbortRoom,
     DecodeDispatch,
@@ -16,8 +17,6 @@ from bootstrap.messages import (
     PrefillDispatch,
     RoomTokens,
     TokenBatch,
-    WorkerLimits,
-    WorkerLoad,
 )
 from tests.support.members import CONTRACT, LIMITS, worker_info
 

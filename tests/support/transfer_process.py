@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bootstrap.messages import TransferMetadata
+from bootstrap.membership import TransferMetadata
 from kv_transfer.backends.port import TransferBackend
 from kv_transfer.backends.registry import make_backend
 from kv_transfer.layout import Run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.messages import MAX_PROMPT_LOGPROBS
+from bootstrap.fields import MAX_PROMPT_LOGPROBS
 from bootstrap.sampling import MAX_LOGIT_BIAS
 from cluster.api.errors import _STATUS
 from cluster.api.intake import MAX_REQUESTS

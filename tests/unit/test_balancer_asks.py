@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootstrap.fields import MAX_PROMPT_LOGPROBS
 from bootstrap.identity import Role
-from bootstrap.messages import MAX_PROMPT_LOGPROBS
 from bootstrap.sampling import SamplingParams
 from cluster.balancer.asks import Ask, AskRefused, requests_for, sample_seed
 from cluster.balancer.policy import Pool

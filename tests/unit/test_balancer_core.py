@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootstrap.identity import Peer, Role, WorkerRef
+from bootstrap.membership import WorkerLoad, WorkerState
 from bootstrap.messages import (
     AbortRoom,
     DecodeDispatch,
@@ -18,8 +19,6 @@ from bootstrap.messages import (
     Stage,
     TokenBatch,
     TokenLogprobs,
-    WorkerLoad,
-    WorkerState,
     WriterStopped,
 )
 from bootstrap.messages import FailureReason as R

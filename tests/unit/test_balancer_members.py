@@ -3,7 +3,7 @@
 import msgspec
 
 from bootstrap.identity import Role
-from bootstrap.messages import WorkerLoad, WorkerState
+from bootstrap.membership import WorkerLoad, WorkerState
 from cluster.balancer.members import Members
 from tests.support.members import CONTRACT, member
 

@@ -8,26 +8,28 @@ from hypothesis import strategies as st
 from bootstrap.codec import MAX_FRAME_BYTES, decode, encode
 from bootstrap.errors import WireError
 from bootstrap.identity import Peer, Role, WorkerRef, new_room
-from bootstrap.messages import (
-    Envelope,
-    FailureReason,
+from bootstrap.membership import (
     Heartbeat,
     LeaveReason,
-    LegFailed,
-    LegProgress,
     LoadReport,
     Member,
-    Message,
-    PrefillDispatch,
-    PrefillStarted,
     Register,
-    RoomTokens,
     Snapshot,
-    Stage,
-    TokenBatch,
     WorkerInfo,
     WorkerLoad,
     WorkerState,
+)
+from bootstrap.messages import (
+    Envelope,
+    FailureReason,
+    LegFailed,
+    LegProgress,
+    Message,
+    PrefillDispatch,
+    PrefillStarted,
+    RoomTokens,
+    Stage,
+    TokenBatch,
 )
 from bootstrap.registry import ENDED_PER_SNAPSHOT, LOADS_PER_REPORT
 from bootstrap.sampling import FinishReason, SamplingParams

@@ -13,7 +13,7 @@ from bootstrap.directory import (
     LoadsChanged,
 )
 from bootstrap.identity import WorkerRef
-from bootstrap.messages import (
+from bootstrap.membership import (
     Ended,
     LeaveReason,
     LoadReport,

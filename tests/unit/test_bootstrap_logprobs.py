@@ -1,14 +1,9 @@
 """The longest list of prompt log probabilities still fits one frame."""
 
 from bootstrap.codec import MAX_FRAME_BYTES, decode, encode
+from bootstrap.fields import MAX_PROMPT_LOGPROBS
 from bootstrap.identity import Peer, WorkerRef
-from bootstrap.messages import (
-    MAX_PROMPT_LOGPROBS,
-    Envelope,
-    RoomTokens,
-    TokenBatch,
-    TokenLogprobs,
-)
+from bootstrap.messages import Envelope, RoomTokens, TokenBatch, TokenLogprobs
 from bootstrap.sampling import MAX_LOGPROBS
 
 

@@ -4,7 +4,7 @@ import msgspec
 
 from bootstrap.contract import KVContract
 from bootstrap.identity import Role
-from bootstrap.messages import Member, WorkerInfo, WorkerLoad, WorkerState
+from bootstrap.membership import Member, WorkerInfo, WorkerLoad, WorkerState
 from bootstrap.pairing import differences, pairs_of
 from tests.support.bootstrap_facts import make_info, make_peer, make_ref
 

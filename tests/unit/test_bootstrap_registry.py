@@ -6,13 +6,12 @@ from hypothesis import strategies as st
 
 from bootstrap import registry as registry_module
 from bootstrap.identity import WorkerRef
-from bootstrap.messages import (
+from bootstrap.membership import (
     Ended,
     LeaveReason,
     LoadReport,
     MemberJoined,
     MemberLeft,
-    Message,
     Register,
     RegisterAgain,
     Registered,
@@ -22,6 +21,7 @@ from bootstrap.messages import (
     WorkerLoad,
     WorkerState,
 )
+from bootstrap.messages import Message
 from bootstrap.registry import Registry, Send
 from tests.support.bootstrap_facts import make_info, make_peer, make_ref
 

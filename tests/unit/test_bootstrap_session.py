@@ -1,7 +1,7 @@
 """The client's side of the talk with the service, without sockets or clocks."""
 
 from bootstrap.directory import Fenced
-from bootstrap.messages import (
+from bootstrap.membership import (
     Ended,
     Heartbeat,
     LeaveReason,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bootstrap.membership import WorkerState
 from bootstrap.messages import (
     AbortRoom,
     FailureReason,
@@ -12,7 +13,6 @@ from bootstrap.messages import (
     PrefillStarted,
     Stage,
     TokenBatch,
-    WorkerState,
     WriterStopped,
 )
 from bootstrap.sampling import FinishReason

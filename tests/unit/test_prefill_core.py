@@ -3,6 +3,7 @@
 import pytest
 
 from bootstrap.errors import IllegalTransition
+from bootstrap.membership import WorkerState
 from bootstrap.messages import (
     AbortRoom,
     FailureReason,
@@ -11,7 +12,6 @@ from bootstrap.messages import (
     PrefillStarted,
     Stage,
     TokenBatch,
-    WorkerState,
     WriterStopped,
 )
 from bootstrap.sampling import FinishReason

@@ -2,13 +2,7 @@
 
 import pytest
 
-from bootstrap.messages import (
-    AbortRoom,
-    FailureReason,
-    LegFailed,
-    PrefillStarted,
-    WriterStopped,
-)
+from bootstrap.messages import AbortRoom, FailureReason, LegFailed, PrefillStarted, WriterStopped
 from engine.core import Received
 from engine.step import NumericalFault, SampledToken
 from prefill.core import PrefillCore

@@ -2,9 +2,9 @@
 
 import pytest
 
+from bootstrap.fields import MAX_PROMPT_LOGPROBS
 from bootstrap.identity import Peer
 from bootstrap.messages import (
-    MAX_PROMPT_LOGPROBS,
     AbortRoom,
     FailureReason,
     HandoffAccepted,
