@@ -27,76 +27,54 @@ class Metrics:
     """One registry per balancer, so several may live in one process."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "pdserve:requests",
-            "Requests (one per sample of each prompt) by outcome",
-            ["outcome"],
-            registry=registry,
+        self.registry = CollectorRegistry()
+        self._declare_counts()
+        self._declare_times()
+
+    def _declare_counts(self) -> None:
+        self.requests = self._counter(
+            "requests", "Requests (one per sample of each prompt) by outcome", "outcome"
         )
-        self.running = Gauge(
-            "pdserve:num_requests_running", "Requests without an outcome", registry=registry
+        self.retries = self._counter(
+            "request_retries", "Attempts that broke and were followed by another", "reason"
         )
-        self.waiting = Gauge(
-            "pdserve:num_requests_waiting", "Requests for which no pair is found", registry=registry
+        self.cached_tokens = self._counter(
+            "prefix_cache_hit_tokens", "Prompt tokens found in an engine's prefix cache", "role"
         )
-        self.first_token = Histogram(
-            "pdserve:time_to_first_token_seconds",
-            "From a request's arrival to its first token",
-            buckets=_LATENCY_S,
-            registry=registry,
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests taken")
+        self.generated_tokens = self._counter("generation_tokens", "Output tokens delivered")
+        self.running = self._gauge("num_requests_running", "Requests without an outcome")
+        self.waiting = self._gauge("num_requests_waiting", "Requests for which no pair is found")
+        self.ready = self._gauge("ready", "1 when a recent request passed over a pair")
+
+    def _declare_times(self) -> None:
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "From a request's arrival to its first token"
         )
-        self.inter_token = Histogram(
-            "pdserve:inter_token_latency_seconds",
-            "Between two tokens of a request",
-            buckets=_TOKEN_S,
-            registry=registry,
+        self.inter_token = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of a request", _TOKEN_S
         )
-        self.whole = Histogram(
-            "pdserve:e2e_request_latency_seconds",
-            "From a request's arrival to its outcome",
-            buckets=_LATENCY_S,
-            registry=registry,
+        self.whole = self._histogram(
+            "e2e_request_latency_seconds", "From a request's arrival to its outcome"
         )
-        self.queued = Histogram(
-            "pdserve:request_queue_time_seconds",
-            "In the prefill engine's queue",
-            buckets=_LATENCY_S,
-            registry=registry,
+        self.queued = self._histogram("request_queue_time_seconds", "In the prefill engine's queue")
+        self.prefill = self._histogram(
+            "request_prefill_time_seconds", "From the first chunk's start to the bootstrap token"
         )
-        self.prefill = Histogram(
-            "pdserve:request_prefill_time_seconds",
-            "From the first chunk's start to the bootstrap token, in the prefill engine",
-            buckets=_LATENCY_S,
-            registry=registry,
+        self.decode = self._histogram(
+            "request_decode_time_seconds", "From the handoff's commit to the last token"
         )
-        self.decode = Histogram(
-            "pdserve:request_decode_time_seconds",
-            "From the handoff's commit to the last token, in the decode engine",
-            buckets=_LATENCY_S,
-            registry=registry,
-        )
-        self.cached_tokens = Counter(
-            "pdserve:prefix_cache_hit_tokens",
-            "Prompt tokens that an engine found in its prefix cache",
-            ["role"],
-            registry=registry,
-        )
-        self.prompt_tokens = Counter(
-            "pdserve:prompt_tokens", "Prompt tokens of requests taken", registry=registry
-        )
-        self.generated_tokens = Counter(
-            "pdserve:generation_tokens", "Output tokens delivered", registry=registry
-        )
-        self.retries = Counter(
-            "pdserve:request_retries",
-            "Attempts that broke and were followed by another",
-            ["reason"],
-            registry=registry,
-        )
-        self.ready = Gauge(
-            "pdserve:ready", "1 when a recent request passed over a pair", registry=registry
-        )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"pdserve:{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"pdserve:{name}", text, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...] = _LATENCY_S
+    ) -> Histogram:
+        return Histogram(f"pdserve:{name}", text, buckets=buckets, registry=self.registry)
 
     def export(self, name: str, text: str, read: Callable[[], Mapping[str, int]]) -> None:
         """Show counters that are kept elsewhere, one label value `kind` each."""
