@@ -35,7 +35,7 @@ def run_balancer(settings: BalancerSettings) -> None:
     """
     tokenizer = Tokenizer(settings.model_dir)
     listener = listen(settings.host, settings.port)
-    signals = StopSignals()
+    signals = ServerSignals()
     try:
         uvloop.run(serve(settings, tokenizer, listener, signals.stops))
     finally:
@@ -43,7 +43,7 @@ def run_balancer(settings: BalancerSettings) -> None:
         listener.close()
 
 
-class StopSignals:
+class ServerSignals:
     """SIGTERM and SIGINT ask the server to stop, also before it has begun.
 
     uvicorn has handlers of its own while it serves, and raises the signal again after that.
