@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from bootstrap.errors import ConfigError
 from bootstrap.identity import Role, WorkerRef
 from cluster import logs
+from kv_transfer.backends.process import ProcessTag, this_process
 
 NODE_ADDRESS = "node"  # a `bind_host` that each actor replaces by its own node's address
 
@@ -65,6 +66,7 @@ class Report:
     stage: str
     ref: WorkerRef | None = None
     serving: bool = False
+    process: ProcessTag | None = None  # None before there is one
 
 
 class WorkerActor:
@@ -75,7 +77,7 @@ class WorkerActor:
         os.environ["OMP_NUM_THREADS"] = str(getattr(spec.settings, "num_threads", 1))
         logs.configure(spec.role, spec.worker_id, spec.log_level)
         self._spec = spec
-        self._report = Report("importing")
+        self._report = Report("importing", process=this_process())
         self._worker: Hosted | None = None
         self._lock = threading.Lock()  # guards the worker against a stop that comes during a start
         self._stopped = False
@@ -112,7 +114,7 @@ class WorkerActor:
             if self._stopped:
                 return None
             self._worker = worker
-        self._report = Report("starting", ref)
+        self._report = replace(self._report, stage="starting", ref=ref)
         return worker
 
     def _settings(self) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from cluster.runtime import SupervisedWorker
-from cluster.supervisor import Backoff, LifeState, Start, Supervisor
+from cluster.supervisor import LifeState, Start, Supervisor
 
 WORKER_ID = "balancer"
 
@@ -36,9 +36,9 @@ class BalancerChild:
             code = self._process.poll()
             if code is not None:
                 self._process = None
-                for decision in self._core.died(WORKER_ID, f"exit code {code}", now):
-                    if isinstance(decision, Backoff):
-                        log.error("%s: %s", WORKER_ID, decision.error)
+                self._core.died(WORKER_ID, f"exit code {code}", now)
+                self._core.gone(WORKER_ID)
+                log.error("%s: exit code %d", WORKER_ID, code)
         for started in self._core.reconcile(now):
             assert isinstance(started, Start)
             self._spawn()

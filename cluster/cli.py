@@ -141,13 +141,14 @@ def _add_setting(group: Any, name: str, default: Any, metadata: Any) -> None:
     flag = "--" + name.replace("_", "-")
     text = metadata["help"] if default is None else f"{metadata['help']} (default: {default})"
     text = text.replace("%", "%%")
-    if isinstance(default, bool):
+    kind = metadata["kind"]
+    if kind is bool:
         action = argparse.BooleanOptionalAction
         group.add_argument(flag, action=action, default=argparse.SUPPRESS, help=text)
         return
     group.add_argument(
         flag,
-        type=_number(name, int) if isinstance(default, int) else str,
+        type=_number(name, int) if kind is int else str,
         default=argparse.SUPPRESS,
         metavar=metadata["metavar"],
         help=text,

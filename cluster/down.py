@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from bootstrap.errors import ConfigError
 from cluster import runtime
-from cluster.processes import start_time
 from cluster.runtime import UpRecord
+from kv_transfer.backends.process import start_time
 
 EXIT_FAILED = 1
 WAIT_S = 30.0

@@ -2,23 +2,25 @@
 
 Most processes end with `up` by themselves. Ray's two agents do not: once their raylet is gone they
 wait for a control service that never comes back. And nobody removes the files. Run as
-`python -m cluster.guard FOLDER`; it imports next to nothing and sleeps until then.
+`python -m cluster.guard FOLDER`; it imports little and sleeps until then.
 """
 
-import os
+import logging
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from cluster.processes import start_time
+from cluster.processes import kill
+from kv_transfer.backends.process import start_time
 
 _GRACE_S = 1.0  # for those that end by themselves
 _REMOVE_TRIES = 20
 _REMOVE_PAUSE_S = 0.1
+
+log = logging.getLogger(__name__)
 
 
 class Guard:
@@ -28,17 +30,27 @@ class Guard:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cluster.guard", str(folder)],
             stdin=subprocess.PIPE,
+            bufsize=0,  # a line that cannot be written is not tried again at the end
             start_new_session=True,  # not ended by what ends `up`'s terminal
         )
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Have these processes ended too, if they still live when `up` does not."""
+        """Have these processes ended too, if they still live when `up` does not.
+
+        The cluster serves without its guard too: a dead one is told of and no more.
+        """
         assert self._process.stdin is not None
-        for pid in pids:
-            started = start_time(pid)
-            if started is not None and pid != self._process.pid:
-                self._process.stdin.write(f"{pid} {started}\n".encode())
-        self._process.stdin.flush()
+        try:
+            for pid in pids:
+                started = start_time(pid)
+                if started is not None and pid != self._process.pid:
+                    self._process.stdin.write(f"{pid} {started}\n".encode())
+        except BrokenPipeError:
+            log.warning(
+                "the guard (pid %d) ended: if this process is killed, Ray's agents and the files in"
+                " its folder stay",
+                self._process.pid,
+            )
 
 
 def main() -> None:
@@ -47,8 +59,7 @@ def main() -> None:
     watched = {tuple(map(int, line.split())) for line in sys.stdin}
     time.sleep(_GRACE_S)
     for pid, started in watched:
-        if start_time(pid) == started:
-            os.kill(pid, signal.SIGKILL)
+        kill(pid, started)
     for _ in range(_REMOVE_TRIES):  # the last of them may still be writing
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

@@ -8,10 +8,12 @@ import logging
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from bootstrap.errors import ConfigError, RemoteFault
 from bootstrap.identity import Role
+from bootstrap.security import Security
 from cluster import logs, runtime
 from cluster.api.keys import KeyFile
 from cluster.api.tls import uvicorn_tls
@@ -22,6 +24,7 @@ from cluster.running import RunningCluster
 from cluster.runtime import RuntimeFolder, SupervisedWorker
 from cluster.settings import ClusterSettings
 from cluster.signals import Stopped, StopSignals
+from engine.config import ModelConfig
 from engine.model_source import resolve_model
 
 POLL_S = 0.2
@@ -35,6 +38,7 @@ log = logging.getLogger(__name__)
 def up(settings: ClusterSettings) -> int:
     """Serve until SIGINT or SIGTERM; the exit code. Raises ConfigError before anything starts."""
     _check_files(settings)
+    settings = _with_checked_secret(settings)
     runtime.running()  # removes what dead ones left
     if not runtime.port_is_free(settings.host, settings.port):
         raise ConfigError(f"port={settings.port}: already in use on {settings.host}")
@@ -68,7 +72,8 @@ def _serve(settings: ClusterSettings, folder: RuntimeFolder, signals: StopSignal
     try:
         with progress.shown():
             model_dir = _fetch(settings, progress, signals)
-            cluster = RunningCluster(settings, model_dir, folder)
+            longest = ModelConfig.from_dir(model_dir).max_position_embeddings
+            cluster = RunningCluster(settings.for_model(longest), model_dir, folder)
             with signals.kept():
                 cluster.start(progress)
             guard.watch(descendants(os.getpid()))
@@ -84,6 +89,16 @@ def _serve(settings: ClusterSettings, folder: RuntimeFolder, signals: StopSignal
         if cluster is not None:
             print("pdserve: ending the cluster", file=sys.stderr)
             cluster.stop(signals)
+
+
+def _with_checked_secret(settings: ClusterSettings) -> ClusterSettings:
+    """Every process reads the secret for itself and none has this one's working folder."""
+    if settings.secret_file is None:
+        return settings
+    # Links stay: a mounted secret's real place has another name on every host.
+    path = Path(settings.secret_file).absolute()
+    Security.from_file(path)
+    return replace(settings, secret_file=str(path))
 
 
 def _fetch(settings: ClusterSettings, progress: Progress, signals: StopSignals) -> Path:
@@ -120,7 +135,7 @@ def _wait_until_ready(cluster: RunningCluster, progress: Progress, signals: Stop
 
 def _show(worker: SupervisedWorker, progress: Progress) -> None:
     stage = worker.stage
-    if worker.state == "waiting":
+    if worker.state in ("ending", "waiting"):
         stage = f"starts again: {worker.last_error}"
     progress.say(worker.worker_id, stage, done=worker.state == "serving")
 

@@ -10,6 +10,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+from kv_transfer.backends.process import start_time
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.02
@@ -34,23 +36,14 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(error, f"prctl({option}): {os.strerror(error)}")
 
 
-def start_time(pid: int) -> int | None:
-    """When `pid` started, in clock ticks since boot; None when there is no such live process.
-
-    A pid with its start time names one process for ever: the kernel reuses pids.
-    """
-    fields = _stat(pid)
-    return None if fields is None or fields[0] == "Z" else int(fields[19])
-
-
 def descendants(pid: int) -> list[int]:
     """Every process below `pid`, children before their own children; zombies included."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            fields = _stat(int(entry.name))
-            if fields is not None:
-                children[int(fields[1])].append(int(entry.name))
+            parent = _parent(int(entry.name))
+            if parent is not None:
+                children[parent].append(int(entry.name))
     found = list(children[pid])
     for child in found:  # grows while it is walked
         found.extend(children[child])
@@ -73,6 +66,12 @@ def end_descendants(timeout_s: float) -> list[int]:
         time.sleep(_POLL_S)
 
 
+def kill(pid: int, started: int) -> None:
+    """Kill the process that started then; none that got its pid later, and none is no error."""
+    if start_time(pid) == started:
+        _kill(pid)
+
+
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
@@ -88,10 +87,9 @@ def _reap() -> None:
         return
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from `state` on (proc(5)'s field 3 is index 0)."""
+def _parent(pid: int) -> int | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return text.rpartition(")")[2].split()
+    return int(text.rpartition(")")[2].split()[1])  # field 4 of proc(5); the name may hold spaces

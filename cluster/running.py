@@ -5,14 +5,13 @@ supervises alive. Knows nothing of terminals.
 """
 
 import http.client
-import logging
 import os
 import ssl
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bootstrap.identity import Role
 from cluster import ray_session, runtime
@@ -27,6 +26,9 @@ from cluster.signals import StopSignals
 from engine.model_source import DEMO
 from engine.settings import EngineSettings
 
+if TYPE_CHECKING:
+    from cluster.supervisor_child import SupervisorChild
+
 LOOPBACK = "127.0.0.1"
 DEMO_NAME = "SmolLM2-135M-Instruct"
 HOSTED = {
@@ -35,14 +37,11 @@ HOSTED = {
     Role.BOOTSTRAP: "cluster.bootstrap_host:BootstrapHost",
 }
 STREAM_GRACE_S = 3.0  # how long streams may go on after Ctrl-C
-_STATUS_TIMEOUT_S = 2.0
 _NUM_OTHER_ACTORS = 2  # the supervisor and the bootstrap service
 _READY_TIMEOUT_S = 2.0
 _BALANCER_STOP_S = 3.0
 _SUPERVISOR_STOP_S = 8.0
 _STOP_POLL_S = 0.02
-
-log = logging.getLogger(__name__)
 
 
 class RunningCluster:
@@ -55,8 +54,7 @@ class RunningCluster:
         self._folder = folder
         self._secret_file = settings.secret_file or folder.write_secret("secret")
         self._balancer: BalancerChild | None = None
-        self._supervisor: Any = None
-        self._run: Any = None  # ObjectRef of the supervisor's life
+        self._supervisor: SupervisorChild | None = None
         self._bind_host = LOOPBACK
         self._bootstrap = ""
         self._seen: tuple[SupervisedWorker, ...] = ()
@@ -86,20 +84,15 @@ class RunningCluster:
         self._start_supervisor()
 
     def tend(self) -> tuple[SupervisedWorker, ...]:
-        """Restart what `up` itself looks after, and tell how every worker is."""
-        import ray  # late, as in `ray_session`
+        """Restart what `up` itself looks after, and tell how every worker is.
 
+        Raises RemoteFault when the supervisor dies again and again.
+        """
         assert self._balancer is not None
+        assert self._supervisor is not None
         self._balancer.tend(time.monotonic())
-        try:
-            if ray.wait([self._run], timeout=0)[0]:
-                ray.get(self._run)
-            seen = ray.get(self._supervisor.status.remote(), timeout=_STATUS_TIMEOUT_S)
-        except ray.exceptions.GetTimeoutError:
-            return self._seen  # busy, or Ray is: its own future tells of its death
-        except ray.exceptions.RayError as error:
-            log.error("the supervisor died and its workers with it: %s", error)
-            self._start_supervisor()
+        seen = self._supervisor.tend(time.monotonic())
+        if seen is None:
             return self._seen
         balancer = self._balancer.status(time.monotonic())
         if balancer.state == "starting" and self.is_ready():
@@ -128,8 +121,8 @@ class RunningCluster:
             self._balancer.ask_to_stop()
             _wait_for(self._balancer.has_ended, STREAM_GRACE_S + _BALANCER_STOP_S, signals)
         if self._supervisor is not None:
-            self._supervisor.stop.remote()
-            _wait_for(self._supervisor_has_ended, _SUPERVISOR_STOP_S, signals)
+            self._supervisor.ask_to_stop()
+            _wait_for(self._supervisor.has_ended, _SUPERVISOR_STOP_S, signals)
         ray_session.leave()
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -140,11 +133,6 @@ class RunningCluster:
         context.check_hostname = False  # the certificate is for the name that clients use
         context.verify_mode = ssl.CERT_NONE
         return http.client.HTTPSConnection(host, port, timeout=_READY_TIMEOUT_S, context=context)
-
-    def _supervisor_has_ended(self) -> bool:
-        import ray
-
-        return bool(ray.wait([self._run], timeout=0)[0])
 
     def _start_balancer(self) -> None:
         identity = BalancerIdentity(
@@ -165,21 +153,16 @@ class RunningCluster:
         self._balancer.tend(time.monotonic())
 
     def _start_supervisor(self) -> None:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        from cluster.supervisor_child import SupervisorChild  # late, as Ray in `ray_session`
 
-        from cluster.supervisor_actor import NUM_CPUS_PER_ACTOR, SupervisorActor
-
-        here = ray.get_runtime_context().get_node_id()
-        make = ray.remote(
-            num_cpus=NUM_CPUS_PER_ACTOR,
-            max_concurrency=3,  # `run`, `status`, `stop`
-            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
-        )(SupervisorActor)
-        self._supervisor = make.remote(
-            self._specs(), self._bootstrap, self._secret_file, self.settings.log_level
-        )
-        self._run = self._supervisor.run.remote()
+        arguments = {
+            "specs": self._specs(),
+            "bootstrap": self._bootstrap,
+            "secret_file": self._secret_file,
+            "log_level": self.settings.log_level,
+            "start_timeout_s": self.settings.start_timeout_s,
+        }
+        self._supervisor = SupervisorChild(arguments, time.monotonic())
 
     def _specs(self) -> list[WorkerSpec]:
         specs = [self._spec(BOOTSTRAP_ID, Role.BOOTSTRAP, self._bootstrap_settings())]

@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from bootstrap.errors import ConfigError
-from cluster.processes import start_time
+from kv_transfer.backends.process import start_time
 
 ROOT_VARIABLE = "PDSERVE_RUNTIME_DIR"
 

@@ -5,7 +5,7 @@ are both read from it, so every flag is a key and the reverse. Knows nothing of 
 """
 
 from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from engine.settings import BACKENDS, DEVICES, DTYPES, EngineSettings
 
 MAX_WORKERS_PER_ROLE = 1024
 
-_ENGINE_DEFAULTS = {f.name: f.default for f in fields(EngineSettings)}
+_ENGINE_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(EngineSettings)}
+DEFAULT_MODEL_LEN: int = _ENGINE_DEFAULTS["max_model_len"]
 _BALANCER_DEFAULTS = {f.name: f.default for f in fields(BalancerSettings)}
 
 # Keys of the endpoint that go to the balancer as they are.
@@ -41,8 +42,11 @@ ENDPOINT_HELP = {
 }
 
 
-def _key(default: Any, group: str, text: str, metavar: str = "N") -> Any:
-    return field(default=default, metadata={"group": group, "help": text, "metavar": metavar})
+def _key(default: Any, group: str, text: str, metavar: str = "N", kind: type = str) -> Any:
+    """`kind` is the type of a key whose default, None, has none."""
+    kind = kind if default is None else type(default)
+    metadata = {"group": group, "help": text, "metavar": metavar, "kind": kind}
+    return field(default=default, metadata=metadata)
 
 
 def _engine_key(name: str, group: str, text: str, metavar: str = "N") -> Any:
@@ -68,8 +72,12 @@ class ClusterSettings:
     )
     dtype: str = _engine_key("dtype", "model", f"one of {', '.join(DTYPES)}", "DTYPE")
     device: str = _engine_key("device", "model", f"one of {', '.join(DEVICES)}", "DEVICE")
-    max_model_len: int = _engine_key(
-        "max_model_len", "model", "most tokens of one request, prompt and output together"
+    max_model_len: int | None = _key(
+        None,
+        "model",
+        "most tokens of one request, prompt and output together (default: the smaller of"
+        f" {DEFAULT_MODEL_LEN} and the model's own limit)",
+        kind=int,
     )
 
     prefill: int = _key(1, "engines", "number of prefill engines")
@@ -155,11 +163,19 @@ class ClusterSettings:
         """Engines of both roles."""
         return self.prefill + self.decode
 
+    def for_model(self, longest: int) -> "ClusterSettings":
+        """With `max_model_len` settled for a model whose positions end at `longest`."""
+        if self.max_model_len is not None:
+            return self
+        return replace(self, max_model_len=min(DEFAULT_MODEL_LEN, longest))
+
     def engine(self, identity: "EngineIdentity") -> EngineSettings:
-        """The settings of one engine."""
+        """The settings of one engine, of a model that `for_model` was told of."""
         own = {f.name for f in fields(EngineIdentity)}
         shared = {name: getattr(self, name) for name in _ENGINE_DEFAULTS if name in _KEYS}
-        chosen = {name: value for name, value in shared.items() if name not in own}
+        chosen = {
+            name: value for name, value in shared.items() if name not in own and value is not None
+        }
         return EngineSettings(**asdict(identity), **chosen)
 
     def balancer(self, identity: "BalancerIdentity") -> BalancerSettings:
@@ -247,7 +263,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def _check_type(entry: "Field[Any]", value: Any) -> None:
     if value is None and entry.default is None:
         return
-    wanted = str if entry.default is None else type(entry.default)
+    wanted = entry.metadata["kind"]
     if type(value) is not wanted:
         names = {str: "text", int: "a whole number", bool: "true or false"}
         raise ConfigError(f"{entry.name}={value!r}: {names[wanted]} is needed")

@@ -18,6 +18,7 @@ MAX_ERROR_CHARS = 1000
 class LifeState(Enum):
     """Where a worker's current life stands."""
 
+    ENDING = "ending"  # over, but its process may still be there
     WAITING = "waiting"  # no process; starts when its back-off is over
     STARTING = "starting"  # a process, not serving yet
     SERVING = "serving"  # registered
@@ -25,8 +26,9 @@ class LifeState(Enum):
 
 _MOVES = {
     LifeState.WAITING: {LifeState.STARTING},
-    LifeState.STARTING: {LifeState.SERVING, LifeState.WAITING},
-    LifeState.SERVING: {LifeState.WAITING},
+    LifeState.STARTING: {LifeState.SERVING, LifeState.ENDING},
+    LifeState.SERVING: {LifeState.ENDING},
+    LifeState.ENDING: {LifeState.WAITING},
 }
 
 
@@ -39,14 +41,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Tell the bootstrap service that this incarnation is dead."""
+    """Tell the bootstrap service that this incarnation is dead: its process is gone."""
 
     ref: WorkerRef
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Say that this worker died of `error` and starts again in `delay_s`."""
+    """Say that this worker died of `error` and starts again in `delay_s`, or once it is gone."""
 
     worker_id: str
     delay_s: float
@@ -105,9 +107,11 @@ class _Worker:
 
 
 class Supervisor:
-    """One entry per desired worker; a worker never has two lives at once.
+    """One entry per desired worker; a worker never has two lives, nor two processes, at once.
 
-    Survivors are never touched: every decision names the worker that died and no other.
+    A new life's registration says that the old one writes nothing any more, just as an eviction does:
+    neither may come while the old process could still write. Survivors are never touched: every
+    decision names the worker that died and no other.
     """
 
     def __init__(
@@ -139,17 +143,22 @@ class Supervisor:
         worker.serving_since = now
 
     def died(self, worker_id: str, error: str, now: float) -> list[Decision]:
-        """The worker's current life is over. Its incarnation is evicted first of all."""
+        """The worker's current life is over; `gone` must follow once its process is."""
         worker = self._workers[worker_id]
         served_s = now - worker.serving_since if worker.state is LifeState.SERVING else 0.0
-        worker.advance(LifeState.WAITING)
+        worker.advance(LifeState.ENDING)
         worker.num_failures = 1 if served_s >= STABLE_S else worker.num_failures + 1
         worker.last_error = error[:MAX_ERROR_CHARS]
         delay_s = self._backoff.delay_s(worker.num_failures)
         worker.due_at = now + delay_s
+        return [Backoff(worker_id, delay_s, worker.last_error)]
+
+    def gone(self, worker_id: str) -> list[Decision]:
+        """The process of the life that was over is no more: others may be told that it is dead."""
+        worker = self._workers[worker_id]
+        worker.advance(LifeState.WAITING)
         ref, worker.ref = worker.ref, None
-        evictions: list[Decision] = [] if ref is None else [Evict(ref)]
-        return [*evictions, Backoff(worker_id, delay_s, worker.last_error)]
+        return [] if ref is None else [Evict(ref)]
 
     def next_due_s(self, now: float) -> float | None:
         """Seconds until the next start is due; None when nobody waits."""

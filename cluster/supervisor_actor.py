@@ -5,7 +5,6 @@ Owns every worker actor of the cluster: Ray ends them with the supervisor, and t
 """
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +20,8 @@ from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
 from bootstrap.security import Security
 from cluster import logs
 from cluster.actors import ACTORS, Report, WorkerSpec
+from cluster.deaths import why
+from cluster.endings import Endings
 from cluster.runtime import SupervisedWorker
 from cluster.supervisor import Backoff, Decision, Evict, LifeState, Start, Supervisor
 
@@ -28,10 +29,11 @@ NUM_CPUS_PER_ACTOR = 0.1  # a claim for Ray's scheduler, small enough for laptop
 ASK_STARTING_S = 0.2  # how often a starting worker is asked for its stage
 ASK_SERVING_S = 2.0
 STUCK_S = 60.0  # a process that has answered before and then does not for so long is killed
+ASK_ENDING_S = 0.05  # how often a process is looked for that should be gone
 STOP_GRACE_S = 5.0
 
 _NUM_THREADS = 4  # of an actor: `run`, `report`, `stop`, and one to spare
-_MAX_ERROR_CHARS = 600
+_IDLE_STAGES = {LifeState.ENDING: "ending", LifeState.WAITING: "backing off"}
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class _Life:
     run: Any  # ObjectRef, done when the life is over
     question: Any | None = None  # ObjectRef of a Report
     asked_at: float = 0.0
+    answered_at: float | None = None  # when it first did: from then on it has a process
     report: Report = field(default_factory=lambda: Report("waiting for a process"))
     killed_because: str = ""
 
@@ -61,7 +64,9 @@ class SupervisorActor:
         bootstrap: str,
         secret_file: str | None,
         log_level: str,
+        start_timeout_s: float,
     ) -> None:
+        """`start_timeout_s` is how long a process may take until its worker has a name."""
         logs.configure(Role.SUPERVISOR, "supervisor", log_level)
         security = None if secret_file is None else Security.from_file(secret_file)
         # Nobody writes back to a supervisor: its endpoint is there because every peer has one.
@@ -69,7 +74,9 @@ class SupervisorActor:
         self._bootstrap = BootstrapClient(bootstrap, me, security, _ignore)
         self._specs = {spec.worker_id: spec for spec in specs}
         self._core = Supervisor(tuple(self._specs), time.monotonic())
+        self._start_timeout_s = start_timeout_s
         self._lives: dict[str, _Life] = {}
+        self._endings = Endings()
         self._snapshot: tuple[SupervisedWorker, ...] = ()
         self._stopping = threading.Event()
 
@@ -95,17 +102,22 @@ class SupervisorActor:
 
     def _step(self) -> None:
         now = time.monotonic()
+        for worker_id in self._endings.take_gone(now):
+            self._gone(worker_id)
         for decision in self._core.reconcile(now):
             self._carry_out(decision)
         for life in self._lives.values():
             self._ask(life, now)
+            self._kill_if_stuck(life, now)
         self._snapshot = self._see(now)
         self._wait(now)
 
     def _wait(self, now: float) -> None:
-        """Until a life ends, a question is answered, or a start is due."""
+        """Until a life ends, a question is answered, a start is due or a process may be gone."""
         due_s = self._core.next_due_s(now)
         timeout_s = ASK_STARTING_S if due_s is None else min(due_s, ASK_STARTING_S)
+        if self._endings:
+            timeout_s = min(timeout_s, ASK_ENDING_S)
         futures = [life.run for life in self._lives.values()]
         futures += [life.question for life in self._lives.values() if life.question is not None]
         if not futures:
@@ -152,11 +164,22 @@ class SupervisorActor:
 
     def _ask(self, life: _Life, now: float) -> None:
         interval_s = ASK_SERVING_S if life.report.serving else ASK_STARTING_S
-        if life.question is None:
-            if now - life.asked_at >= interval_s:
-                life.question, life.asked_at = life.actor.report.remote(), now
-        elif now - life.asked_at > STUCK_S and life.report.ref and not life.killed_because:
-            life.killed_because = f"no sign of life for {STUCK_S:.0f} s, killed"
+        if life.question is None and now - life.asked_at >= interval_s:
+            life.question, life.asked_at = life.actor.report.remote(), now
+
+    def _kill_if_stuck(self, life: _Life, now: float) -> None:
+        """A worker with a name answers; imports that come before it may be long and keep others out."""
+        if life.killed_because or life.answered_at is None:
+            return
+        if life.report.ref is None:
+            if now - life.answered_at > self._start_timeout_s:
+                life.killed_because = (
+                    f"{life.report.stage} for more than start_timeout_s={self._start_timeout_s:g}"
+                )
+        elif life.question is not None and now - life.asked_at > STUCK_S:
+            life.killed_because = f"no sign of life for {STUCK_S:.0f} s"
+        if life.killed_because:
+            life.killed_because += ", killed"
             ray.kill(life.actor)
 
     def _answered(self, worker_id: str, life: _Life) -> None:
@@ -165,6 +188,8 @@ class SupervisorActor:
             report: Report = ray.get(question)
         except ray.exceptions.RayError:
             return  # the life is ending; its own future says why
+        if life.answered_at is None:
+            life.answered_at = time.monotonic()
         if report.ref is not None:
             self._core.named(worker_id, report.ref)
         if report.serving and not life.report.serving:
@@ -173,12 +198,20 @@ class SupervisorActor:
         life.report = report
 
     def _over(self, worker_id: str, life: _Life) -> None:
-        error = life.killed_because or _why(life.run)
+        error, now = life.killed_because or why(life.run), time.monotonic()
         del self._lives[worker_id]
-        for decision in self._core.died(worker_id, error, time.monotonic()):
-            self._carry_out(decision)
         # A worker that broke leaves its process behind; a process that died is none to kill.
         ray.kill(life.actor)
+        for decision in self._core.died(worker_id, error, now):
+            self._carry_out(decision)
+        if life.report.process is None:  # it never answered: nobody knows of it, nor it of anybody
+            self._gone(worker_id)
+        else:
+            self._endings.begin(worker_id, life.report.process, now)
+
+    def _gone(self, worker_id: str) -> None:
+        for decision in self._core.gone(worker_id):
+            self._carry_out(decision)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -198,13 +231,12 @@ class SupervisorActor:
         seen = []
         for status in self._core.status(now):
             life = self._lives.get(status.worker_id)
-            waiting = status.state is LifeState.WAITING
             seen.append(
                 SupervisedWorker(
                     worker_id=status.worker_id,
                     role=self._specs[status.worker_id].role.value,
                     state=status.state.value,
-                    stage="backing off" if waiting or life is None else life.report.stage,
+                    stage=_IDLE_STAGES[status.state] if life is None else life.report.stage,
                     incarnation=None if status.ref is None else status.ref.incarnation,
                     num_restarts=max(0, status.num_starts - 1),
                     retry_in_s=round(status.retry_in_s, 1),
@@ -216,23 +248,3 @@ class SupervisorActor:
 
 def _ignore(event: DirectoryEvent) -> None:
     """Who is a member is no business of a supervisor's."""
-
-
-def _why(run: Any) -> str:
-    """What a finished life died of, in a line."""
-    try:
-        ray.get(run)
-    except ray.exceptions.RayTaskError as error:
-        return f"{type(error.cause).__name__}: {error.cause}"[:_MAX_ERROR_CHARS]
-    except ray.exceptions.RayError as error:
-        return told_shortly(str(error))[:_MAX_ERROR_CHARS]
-    return "ended without being told to"
-
-
-def told_shortly(death: str) -> str:
-    """Ray's account of a dead process without its ids and its advice."""
-    text = " ".join(death.split())
-    pid = re.search(r"\bpid: (\d+)", text)
-    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", text)
-    process = "process" if pid is None else f"process {pid.group(1)}"
-    return f"{process} died: {text if detail is None else detail.group(1)}"

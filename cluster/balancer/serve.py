@@ -38,7 +38,7 @@ def run_balancer(settings: BalancerSettings) -> None:
     """
     tokenizer = Tokenizer(settings.model_dir)
     listener = listen(settings.host, settings.port)
-    signals = Signals()
+    signals = ServerSignals()
     try:
         uvloop.run(serve(settings, tokenizer, listener, signals.reach))
     finally:
@@ -46,7 +46,7 @@ def run_balancer(settings: BalancerSettings) -> None:
         listener.close()
 
 
-class Signals:
+class ServerSignals:
     """SIGTERM and SIGINT ask the server to stop, also before it has begun; SIGHUP to read its keys.
 
     uvicorn has handlers of its own for the first two while it serves, and raises the signal again

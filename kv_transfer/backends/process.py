@@ -38,7 +38,7 @@ class PeerBlob(Struct, frozen=True):
 
 def this_process() -> ProcessTag:
     """The calling process."""
-    started = _start_time(os.getpid())
+    started = start_time(os.getpid())
     return ProcessTag(_boot_id(), _pid_namespace(), os.getpid(), started or 0)
 
 
@@ -49,7 +49,23 @@ def is_local(tag: ProcessTag) -> bool:
 
 def is_gone(tag: ProcessTag) -> bool:
     """Whether `tag` is known to have ended. False for every process of another host."""
-    return is_local(tag) and _start_time(tag.pid) != tag.started
+    try:
+        return is_local(tag) and start_time(tag.pid) != tag.started
+    except OSError:  # out of file descriptors: nothing is known
+        return False
+
+
+def start_time(pid: int) -> int | None:
+    """When `pid` started, in clock ticks after boot; None when no such process lives.
+
+    A zombie is dead. A pid with its start time names one process for ever: the kernel reuses pids.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()  # the name may hold spaces and parentheses
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def pack_blob(connection: bytes) -> bytes:
@@ -67,16 +83,6 @@ def unpack_blob(metadata: TransferMetadata, backend: str) -> PeerBlob:
         return msgspec.msgpack.decode(metadata.blob, type=PeerBlob)
     except (msgspec.MsgspecError, ValueError) as error:
         raise TransferError(f"peer {metadata.agent_name}: unreadable metadata: {error}") from error
-
-
-def _start_time(pid: int) -> int | None:
-    """None when there is no such process or it is a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(")") + 2 :].split()  # the name may hold spaces and parentheses
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def _boot_id() -> str:

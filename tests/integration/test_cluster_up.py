@@ -1,5 +1,6 @@
 """`pdserve up` for real: Ray, engines, balancer; its life, its faults and that it leaves nothing."""
 
+import json
 import os
 import shutil
 import signal
@@ -140,6 +141,18 @@ def test_what_cannot_work_is_said_before_anything_starts(folder: Path) -> None:
         with taken:
             assert taken.process.wait(END_TIMEOUT_S) == 2
         assert taken.log == f"pdserve: port={port}: already in use on 127.0.0.1\n"
+
+
+def test_a_length_that_nobody_chose_fits_a_model_of_few_positions(folder: Path) -> None:
+    model = make_tiny_model(folder / "tiny")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 512}))
+    port = runtime.free_port("127.0.0.1")
+    with UpProcess(folder, port, ["--model", str(model), "--num-blocks", "128"]) as up:
+        up.wait_ready()
+        (card,) = httpx.get(f"{up.url}/v1/models").json()["data"]
+        assert card["max_model_len"] == 512
+        complete(up)
 
 
 def test_a_model_that_no_engine_can_load_ends_up_with_its_reason(folder: Path) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from bootstrap.errors import RemoteFault
 from bootstrap.identity import Role
 from cluster import ray_session, runtime
 from cluster.actors import WorkerSpec
 from cluster.bootstrap_host import BootstrapSettings
+from kv_transfer.backends.process import start_time
 from tests.support.dummy_worker import DummySettings
 from tests.support.waiting import wait_for
 
@@ -41,7 +43,17 @@ def supervise(specs: list[WorkerSpec], bootstrap: str) -> Any:
     from cluster.supervisor_actor import SupervisorActor
 
     make = ray.remote(num_cpus=0.1, max_concurrency=3)(SupervisorActor)
-    return make.remote(specs, bootstrap, None, "info")
+    return make.remote(**arguments(specs, bootstrap))
+
+
+def arguments(specs: list[WorkerSpec], bootstrap: str) -> dict[str, Any]:
+    return {
+        "specs": specs,
+        "bootstrap": bootstrap,
+        "secret_file": None,
+        "log_level": "info",
+        "start_timeout_s": 60.0,
+    }
 
 
 def status_of(supervisor: Any) -> dict[str, runtime.SupervisedWorker]:
@@ -108,3 +120,70 @@ def test_crash_loop_backs_off_and_tells_the_last_error(ray_folder: Path, tmp_pat
 
     supervisor.stop.remote()
     assert ray.get(run, timeout=20) is None
+
+
+def test_a_stuck_worker_is_evicted_only_when_its_process_is_gone(
+    ray_folder: Path, tmp_path: Path
+) -> None:
+    import ray
+
+    from tests.support.impatient_supervisor import ImpatientSupervisor
+
+    endpoint = f"tcp://127.0.0.1:{runtime.free_port('127.0.0.1')}"
+    specs = [dummy("prefill-0", Role.PREFILL, tmp_path)]
+    make = ray.remote(num_cpus=0.1, max_concurrency=3)(ImpatientSupervisor)
+    supervisor = make.remote(folder=str(tmp_path), **arguments(specs, endpoint))
+    run = supervisor.run.remote()
+    before = wait_for(lambda: serving(supervisor, "prefill-0"), 60, "serving")["prefill-0"]
+    pid = int((tmp_path / str(before.incarnation)).read_text())
+    started = start_time(pid)
+
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: status_of(supervisor)["prefill-0"].num_restarts == 1, 60, "a restart")
+    assert start_time(pid) != started
+    assert (tmp_path / f"evicted-{before.incarnation}").read_text() == "gone"
+    after = wait_for(lambda: serving(supervisor, "prefill-0"), 60, "serving again")["prefill-0"]
+    assert after.last_error == "no sign of life for 2 s, killed"
+
+    supervisor.stop.remote()
+    assert ray.get(run, timeout=20) is None
+
+
+def test_a_worker_that_never_names_itself_is_killed_and_started_again(
+    ray_folder: Path, tmp_path: Path
+) -> None:
+    import ray
+
+    from cluster.supervisor_actor import SupervisorActor
+
+    endpoint = f"tcp://127.0.0.1:{runtime.free_port('127.0.0.1')}"
+    settings = DummySettings("prefill-0", str(tmp_path), nameless=True)
+    specs = [WorkerSpec("prefill-0", Role.PREFILL, HOSTED, settings)]
+    make = ray.remote(num_cpus=0.1, max_concurrency=3)(SupervisorActor)
+    supervisor = make.remote(**{**arguments(specs, endpoint), "start_timeout_s": 1.0})
+    run = supervisor.run.remote()
+    (first,) = wait_for(lambda: list(tmp_path.iterdir()), 60, "a first life")
+    wait_for(lambda: len(list(tmp_path.iterdir())) >= 2, 60, "a second life")
+    assert start_time(int(first.name.partition("-")[2])) is None
+    last_error = status_of(supervisor)["prefill-0"].last_error
+    assert last_error == "importing for more than start_timeout_s=1, killed"
+    supervisor.stop.remote()
+    assert ray.get(run, timeout=20) is None
+
+
+def test_a_supervisor_that_cannot_live_is_given_up(ray_folder: Path, tmp_path: Path) -> None:
+    from cluster.supervisor_child import MAX_FAILURES, SupervisorChild
+
+    broken = {**arguments([], "tcp://127.0.0.1:1"), "secret_file": str(tmp_path / "missing")}
+    now = 0.0
+    child = SupervisorChild(broken, now)
+    for _ in range(MAX_FAILURES - 1):
+        wait_for(child.has_ended, 60, "a death")
+        assert child.tend(now) is None
+        assert child.tend(now) is None  # not at once
+        assert child.has_ended()
+        now += 10.0
+        assert child.tend(now) is None
+    wait_for(child.has_ended, 60, "the last death")
+    with pytest.raises(RemoteFault, match=r"died 5 times in a row: .*missing"):
+        child.tend(now)

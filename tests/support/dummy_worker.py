@@ -16,12 +16,16 @@ class DummySettings:
     worker_id: str
     folder: str
     fail_at_start: str | None = None
+    nameless: bool = False
 
 
 class DummyWorker:
     """Serves until it is stopped or killed."""
 
     def __init__(self, settings: DummySettings) -> None:
+        if settings.nameless:  # as an import that never ends
+            (Path(settings.folder) / f"nameless-{os.getpid()}").touch()
+            threading.Event().wait()
         self.ref = WorkerRef(settings.worker_id, new_incarnation())
         self._settings = settings
         self._stopped = threading.Event()

@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 
-from cluster.processes import descendants, start_time
+from cluster.processes import descendants
+from kv_transfer.backends.process import start_time
 from tests.conftest import ROOT
 from tests.support.waiting import wait_for
 

@@ -10,6 +10,7 @@ from bootstrap.errors import ConfigError
 from bootstrap.identity import Role
 from cluster import logs
 from cluster.actors import PrefillActor, WorkerActor, WorkerSpec, load_class
+from kv_transfer.backends.process import this_process
 from tests.support.dummy_worker import DummySettings
 from tests.support.waiting import wait_for
 
@@ -37,6 +38,7 @@ def test_a_life_from_import_to_stop(tmp_path: Path) -> None:
     wait_for(lambda: shell.report().serving, what="serving")
     report = shell.report()
     assert report.stage == "serving nothing"
+    assert report.process == this_process()
     assert report.ref is not None
     assert report.ref.worker_id == "prefill-0"
     assert (tmp_path / report.ref.incarnation).read_text() == str(os.getpid())

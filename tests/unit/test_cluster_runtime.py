@@ -10,8 +10,8 @@ from bootstrap.errors import ConfigError
 from cluster import runtime
 from cluster.down import down
 from cluster.endpoint import DEFAULT_URL, choose_url
-from cluster.processes import start_time
 from cluster.runtime import RuntimeFolder, SupervisedWorker, UpRecord
+from kv_transfer.backends.process import start_time
 
 URL = "http://127.0.0.1:8123"
 

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from bootstrap.errors import ConfigError
+from cluster import launch, logs
 from cluster.cli import run
+from cluster.runtime import ROOT_VARIABLE, free_port
 from cluster.settings import BalancerIdentity, ClusterSettings, EngineIdentity, load
+from cluster.signals import Stopped
 
 
 def config(tmp_path: Path, text: str) -> str:
@@ -33,6 +36,8 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ("prefill: two", r"prefill='two': a whole number"),
         ("prefill: true", r"prefill=True: a whole number"),
         ("model: 3", r"model=3: text"),
+        ("max_model_len: long", r"max_model_len='long': a whole number"),
+        ("max_model_len: 1", r"max_model_len=1: allowed are 2 to"),
         ("prefix_caching: 1", r"prefix_caching=1: true or false"),
         ("dtype: float8", r"dtype='float8': allowed are float32, bfloat16"),
         ("transfer: smoke", r"transfer='smoke': allowed are nixl, mooncake, fake"),
@@ -56,18 +61,19 @@ def test_a_wrong_key_type_or_value_is_named_with_what_is_allowed(
         load({}, config(tmp_path, text))
 
 
+IDENTITY = EngineIdentity(
+    worker_id="prefill-0",
+    model_dir="/m",
+    model_name="m",
+    bootstrap="tcp://127.0.0.1:20000",
+    bind_host="127.0.0.1",
+    secret_file="/s",
+)
+
+
 def test_an_engine_gets_the_clusters_keys_and_its_own_identity() -> None:
     settings = ClusterSettings(num_blocks=77, num_threads=3, prefix_caching=False)
-    engine = settings.engine(
-        EngineIdentity(
-            worker_id="prefill-0",
-            model_dir="/m",
-            model_name="m",
-            bootstrap="tcp://127.0.0.1:20000",
-            bind_host="127.0.0.1",
-            secret_file="/s",
-        )
-    )
+    engine = settings.engine(IDENTITY)
     assert (engine.num_blocks, engine.num_threads, engine.prefix_caching) == (77, 3, False)
     assert (engine.worker_id, engine.secret_file) == ("prefill-0", "/s")
 
@@ -86,6 +92,57 @@ def test_the_balancer_gets_the_endpoints_keys_and_its_own_identity() -> None:
     )
     assert (balancer.port, balancer.api_key_file, balancer.max_attempts) == (9000, "/k", 5)
     assert (balancer.origins, balancer.secret_file) == (("*",), "/s")
+
+
+@pytest.mark.parametrize(
+    ("given", "longest", "settled"), [(None, 512, 512), (None, 8192, 2048), (4096, 512, 4096)]
+)
+def test_a_length_that_nobody_chose_fits_the_model(
+    given: int | None, longest: int, settled: int
+) -> None:
+    settings = ClusterSettings(max_model_len=given).for_model(longest)
+    assert (
+        settings.engine(IDENTITY).max_model_len == settled
+    )  # a wrong one is the engine's to refuse
+
+
+@pytest.mark.parametrize("content", [None, b"fifteen bytes.."])
+def test_a_secret_that_cannot_work_is_refused_before_anything_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes | None,
+) -> None:
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "run"))
+    secret = tmp_path / "secret"
+    if content is not None:
+        secret.write_bytes(content)
+    assert run(["up", "--secret-file", str(secret)]) == 2
+    assert "secret" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_secrets_path_is_the_same_for_processes_in_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").write_bytes(b"s" * 16)
+    (tmp_path / "mounted").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    seen: list[str | None] = []
+
+    def stop(settings: ClusterSettings) -> None:
+        seen.append(settings.secret_file)
+        raise Stopped
+
+    monkeypatch.setattr(launch, "_serve", lambda settings, *_: stop(settings))
+    monkeypatch.setattr(launch, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(launch, "end_descendants", lambda _: [])
+    monkeypatch.setattr(launch, "StopSignals", lambda: None)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "run"))
+    port = str(free_port("127.0.0.1"))
+    assert run(["up", "--secret-file", "mounted", "--port", port]) == 0
+    assert seen == [str(tmp_path / "mounted")]
 
 
 @pytest.fixture
@@ -115,7 +172,7 @@ def test_every_key_is_a_flag(launched: list[ClusterSettings]) -> None:
     }
     flags = []
     for entry in fields(ClusterSettings):
-        value = values.get(entry.name, 7 if isinstance(entry.default, int) else "text")
+        value = values.get(entry.name, 7 if entry.metadata["kind"] is int else "text")
         values[entry.name] = value
         flag = entry.name.replace("_", "-")
         flags += [f"--no-{flag}"] if value is False else [f"--{flag}", str(value)]

@@ -1,0 +1,28 @@
+"""A supervisor that soon takes a silent worker for stuck, and notes what it says of the dead."""
+
+from pathlib import Path
+from typing import Any
+
+from bootstrap.identity import WorkerRef
+from cluster import supervisor_actor
+from cluster.supervisor_actor import SupervisorActor
+from kv_transfer.backends.process import start_time
+
+STUCK_S = 2.0
+
+
+class ImpatientSupervisor(SupervisorActor):
+    """Writes `evicted-INCARNATION` beside the lives of DummyWorkers: whether the process was gone."""
+
+    def __init__(self, folder: str, **arguments: Any) -> None:
+        supervisor_actor.STUCK_S = STUCK_S
+        super().__init__(**arguments)
+        evict = self._bootstrap.evict
+
+        def note(ref: WorkerRef) -> None:
+            pid = int((Path(folder) / ref.incarnation).read_text())
+            fact = "gone" if start_time(pid) is None else "alive"
+            (Path(folder) / f"evicted-{ref.incarnation}").write_text(fact)
+            evict(ref)
+
+        self._bootstrap.evict = note  # type: ignore[method-assign]
