@@ -60,6 +60,7 @@ def create_app(dispatcher: Dispatcher, keys: Keys) -> FastAPI:
     describe(app)
     app.add_exception_handler(RemoteFault, _remote_fault)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(UnicodeEncodeError, _lone_surrogate)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _bug)
     _add_middleware(app, dispatcher.settings, keys)
@@ -93,6 +94,11 @@ async def _remote_fault(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     return _answer(invalid_body(error.errors()))
+
+
+async def _lone_surrogate(request: Request, error: Exception) -> Response:
+    """pydantic cannot even say what is wrong with a body whose keys or tags hold one."""
+    return _answer(ApiError(400, "The request holds text with lone surrogates."))
 
 
 async def _http(request: Request, error: Exception) -> Response:
