@@ -3,7 +3,7 @@
 Who sends what to whom:
 
     balancer  -> P, D      PrefillDispatch, DecodeDispatch, AbortRoom,
-                           FlushCache, SetLogLevel
+                           FlushCache, SetLogLevel, PrepareWeights, CommitWeights, DiscardWeights
     P         -> D         PrefillStarted, HandoffRecord, AbortRoom, WriterStopped
     D         -> P         Manifest, HandoffAccepted, AbortRoom
     P, D      -> balancer  TokenBatch, LegFailed, LegProgress, CommandAnswered
@@ -15,13 +15,22 @@ Times cross the wire as remaining seconds, never as clock readings: hosts share 
 """
 
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
+from bootstrap.commands import (
+    CommandAnswered,
+    CommitWeights,
+    DiscardWeights,
+    FlushCache,
+    PrepareWeights,
+    SetLogLevel,
+)
 from bootstrap.contract import KVContract
 from bootstrap.identity import Peer, Role, Room, WorkerRef
 from bootstrap.sampling import MAX_LOGPROBS, FinishReason, SamplingParams, TokenId, TokenIds
+from bootstrap.tagged import Gauge, Tagged, Text
 
 MAX_BLOCKS = 1 << 17
 MAX_ROOMS = 1 << 14
@@ -31,12 +40,10 @@ MAX_PROMPT_LOGPROBS = 1 << 18  # log probabilities and alternatives of one promp
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
 Position = Annotated[int, Meta(ge=0, le=1 << 20)]
 Epoch = Annotated[int, Meta(ge=1, lt=1 << 53)]
-Gauge = Annotated[int, Meta(ge=0, lt=1 << 53)]
 BlockIndex = Annotated[int, Meta(ge=0, lt=MAX_BLOCKS)]
 Page = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Pages = Annotated[tuple[Page, ...], Meta(max_length=MAX_BLOCKS)]
 RequestId = Annotated[str, Meta(max_length=128)]
-Text = Annotated[str, Meta(max_length=1024)]
 PromptDigest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
@@ -67,14 +74,10 @@ class Stage(Enum):
     WAITING = "waiting"
 
 
-class _Message(Struct, frozen=True, omit_defaults=True, tag=True, tag_field="t"):
-    """Base of all messages; the tag is the class name."""
-
-
 # --- one room's life -------------------------------------------------------------------------
 
 
-class PrefillDispatch(_Message, frozen=True):
+class PrefillDispatch(Tagged, frozen=True):
     """Compute a prompt, sample the token at `output_offset`, hand off to `decode`.
 
     The last `output_offset` ids of `prompt_token_ids` are output that earlier attempts delivered.
@@ -97,7 +100,7 @@ class PrefillDispatch(_Message, frozen=True):
     num_prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
-class DecodeDispatch(_Message, frozen=True):
+class DecodeDispatch(Tagged, frozen=True):
     """Expect a handoff from `prefill` and produce every token after the bootstrap token."""
 
     room: Room
@@ -111,7 +114,7 @@ class DecodeDispatch(_Message, frozen=True):
     output_offset: Position = 0
 
 
-class PrefillStarted(_Message, frozen=True):
+class PrefillStarted(Tagged, frozen=True):
     """P holds pages for the whole prompt and computes: D may now commit pages of its own.
 
     P's pages are always taken before D's, so the two pools cannot wait for each other in a circle.
@@ -120,7 +123,7 @@ class PrefillStarted(_Message, frozen=True):
     room: Room
 
 
-class Manifest(_Message, frozen=True):
+class Manifest(Tagged, frozen=True):
     """D's pages for logical blocks `first_block ...`; earlier blocks D holds already."""
 
     room: Room
@@ -129,7 +132,7 @@ class Manifest(_Message, frozen=True):
     pages: Pages
 
 
-class HandoffRecord(_Message, frozen=True):
+class HandoffRecord(Tagged, frozen=True):
     """All writes of (room, epoch) are complete and these are the facts that make them valid.
 
     `draft_token_ids` are guesses at what follows the token; a decode engine may ignore them.
@@ -147,21 +150,21 @@ class HandoffRecord(_Message, frozen=True):
     transfer_bytes: Gauge = 0
 
 
-class HandoffAccepted(_Message, frozen=True):
+class HandoffAccepted(Tagged, frozen=True):
     """D verified the record; P may forget the room."""
 
     room: Room
     epoch: Epoch
 
 
-class AbortRoom(_Message, frozen=True):
+class AbortRoom(Tagged, frozen=True):
     """End the room wherever it stands. Unknown rooms are remembered as ended."""
 
     room: Room
     reason: FailureReason
 
 
-class WriterStopped(_Message, frozen=True):
+class WriterStopped(Tagged, frozen=True):
     """P will never write into (room, epoch) again: D may take its pages out of quarantine.
 
     `epoch` 0 means that P never saw a manifest and drops any that comes.
@@ -215,13 +218,13 @@ class RoomTokens(Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: TokensLogprobs = ()
 
 
-class TokenBatch(_Message, frozen=True):
+class TokenBatch(Tagged, frozen=True):
     """What one engine step produced for one balancer."""
 
     rooms: Annotated[tuple[RoomTokens, ...], Meta(max_length=MAX_ROOMS)]
 
 
-class LegFailed(_Message, frozen=True):
+class LegFailed(Tagged, frozen=True):
     """The first terminal failure of a leg, pushed as it happens."""
 
     room: Room
@@ -229,37 +232,10 @@ class LegFailed(_Message, frozen=True):
     detail: Text = ""
 
 
-class LegProgress(_Message, frozen=True):
+class LegProgress(Tagged, frozen=True):
     """Rooms this worker still holds for the balancer, and where each stands."""
 
     stages: Annotated[dict[Room, Stage], Meta(max_length=MAX_ROOMS)]
-
-
-# --- an administrator's commands --------------------------------------------------------------
-
-LogLevel = Literal["debug", "info", "warning", "error"]
-CommandId = Annotated[bytes, Meta(min_length=16, max_length=16)]
-
-
-class FlushCache(_Message, frozen=True):
-    """Forget every cached block. Refused while a room is here or any page is live."""
-
-    command: CommandId
-
-
-class SetLogLevel(_Message, frozen=True):
-    """Log from `level` on, a name of the `logging` module's in lower case."""
-
-    command: CommandId
-    level: LogLevel
-
-
-class CommandAnswered(_Message, frozen=True):
-    """`command` was carried out, unless `refusal` says why it was not."""
-
-    command: CommandId
-    refusal: Text = ""
-    num_blocks: Gauge = 0
 
 
 # --- membership ------------------------------------------------------------------------------
@@ -331,7 +307,7 @@ class LeaveReason(Enum):
         return self not in (LeaveReason.LEASE_EXPIRED, LeaveReason.NOT_ANNOUNCED)
 
 
-class Register(_Message, frozen=True):
+class Register(Tagged, frozen=True):
     """Join, or say again that this incarnation is here.
 
     `age_s` is how long the process has lived: of two incarnations of a worker the younger counts.
@@ -342,39 +318,39 @@ class Register(_Message, frozen=True):
     load: WorkerLoad = field(default_factory=WorkerLoad)
 
 
-class Registered(_Message, frozen=True):
+class Registered(Tagged, frozen=True):
     """The lease to keep by heartbeats."""
 
     lease_s: Seconds
 
 
-class Heartbeat(_Message, frozen=True):
+class Heartbeat(Tagged, frozen=True):
     """Renew the sender's lease."""
 
     load: WorkerLoad
 
 
-class RegisterAgain(_Message, frozen=True):
+class RegisterAgain(Tagged, frozen=True):
     """The service does not know the sender: it restarted, or the lease ran out."""
 
 
-class Ended(_Message, frozen=True):
+class Ended(Tagged, frozen=True):
     """The sender's incarnation was replaced or evicted, or said goodbye; it never returns."""
 
     reason: LeaveReason
 
 
-class Unregister(_Message, frozen=True):
+class Unregister(Tagged, frozen=True):
     """The sender leaves of its own accord and writes into no peer's memory any more."""
 
 
-class Evict(_Message, frozen=True):
+class Evict(Tagged, frozen=True):
     """A supervisor saw this incarnation die."""
 
     ref: WorkerRef
 
 
-class Subscribe(_Message, frozen=True):
+class Subscribe(Tagged, frozen=True):
     """Send me every change from now on; repeat to stay subscribed.
 
     A Snapshot comes first unless the sender stands at `version` of the service's life `service`.
@@ -386,7 +362,7 @@ class Subscribe(_Message, frozen=True):
     loads: bool = True
 
 
-class Subscribed(_Message, frozen=True):
+class Subscribed(Tagged, frozen=True):
     """The subscription's lease, and the version that the sender has if it missed nothing."""
 
     version: Gauge
@@ -400,7 +376,7 @@ class Member(Struct, frozen=True):
     load: WorkerLoad
 
 
-class Snapshot(_Message, frozen=True):
+class Snapshot(Tagged, frozen=True):
     """All members at `version` of the service's life `service`, or part `part` of `num_parts`.
 
     `ended` names incarnations that lately died, for those who missed to hear it.
@@ -414,14 +390,14 @@ class Snapshot(_Message, frozen=True):
     ended: Annotated[tuple[tuple[WorkerRef, LeaveReason], ...], Meta(max_length=MAX_ROOMS)] = ()
 
 
-class MemberJoined(_Message, frozen=True):
+class MemberJoined(Tagged, frozen=True):
     """A registration, or a newer incarnation that replaces the old one."""
 
     version: Gauge
     member: Member
 
 
-class MemberLeft(_Message, frozen=True):
+class MemberLeft(Tagged, frozen=True):
     """A worker's lease ended, it left, was evicted, or a newer incarnation took its place."""
 
     version: Gauge
@@ -429,7 +405,7 @@ class MemberLeft(_Message, frozen=True):
     reason: LeaveReason
 
 
-class LoadReport(_Message, frozen=True):
+class LoadReport(Tagged, frozen=True):
     """Loads heard since the last report, pushed to subscribers a few times a second at most."""
 
     loads: Annotated[tuple[tuple[WorkerRef, WorkerLoad], ...], Meta(max_length=MAX_ROOMS)]
@@ -438,7 +414,7 @@ class LoadReport(_Message, frozen=True):
 Message = (
     PrefillDispatch | DecodeDispatch | PrefillStarted | Manifest | HandoffRecord | HandoffAccepted
     | AbortRoom | WriterStopped | TokenBatch | LegFailed | LegProgress
-    | FlushCache | SetLogLevel | CommandAnswered
+    | FlushCache | SetLogLevel | PrepareWeights | CommitWeights | DiscardWeights | CommandAnswered
     | Register | Registered | Heartbeat | RegisterAgain | Ended | Unregister | Evict | Subscribe
     | Subscribed | Snapshot | MemberJoined | MemberLeft | LoadReport
 )  # fmt: skip

@@ -12,7 +12,6 @@ from bootstrap.messages import (
     AbortRoom,
     DecodeDispatch,
     FailureReason,
-    FlushCache,
     HandoffAccepted,
     HandoffRecord,
     LegFailed,
@@ -32,7 +31,7 @@ from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown
 from decode.quarantine import Quarantine
 from decode.request import STAGES, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
-from engine.commands import flush_cache
+from engine.commands import EngineCommands
 from engine.core import (
     CompileGrammar,
     GrammarCompiled,
@@ -70,6 +69,8 @@ class DecodeCore:
         self._out: list[object] = []
         self._next_progress_at = 0.0
         self._draining = False
+        ledger = self.scheduler.ledger
+        self._commands = EngineCommands(ledger, lambda: len(self._rooms), self._end_rooms)
 
     # --- the loop's side -----------------------------------------------------------------------
 
@@ -80,6 +81,7 @@ class DecodeCore:
 
     def handle(self, event: object, now: float) -> None:
         """Take one event; what is unknown or late changes nothing."""
+        self._out.extend(self._commands.handle(event, now))
         if isinstance(event, Received):
             self._received(event.sender, event.message, now)
         elif isinstance(event, PeerJoined):
@@ -99,6 +101,7 @@ class DecodeCore:
         for room in self.quarantine.due(now):
             self._free(room, 0)
         self._out.extend(self.quarantine.requests(now))
+        self._out.extend(self._commands.tick(now))
         if now >= self._next_progress_at:
             self._next_progress_at = now + PROGRESS_INTERVAL_S
             self._report_progress()
@@ -138,8 +141,11 @@ class DecodeCore:
     def shut_down(self, now: float) -> None:
         """Refuse new rooms and fail those that are here."""
         self._draining = True
+        self._end_rooms("the decode engine shuts down", now)
+
+    def _end_rooms(self, detail: str, now: float) -> None:
         for request in list(self._rooms.values()):
-            self._fail(request, FailureReason.DRAINING, "the decode engine shuts down", now)
+            self._fail(request, FailureReason.DRAINING, detail, now)
 
     def load(self) -> WorkerLoad:
         """Queue, running and pages, for the heartbeat."""
@@ -165,9 +171,6 @@ class DecodeCore:
             self._aborted(sender, message, now)
         elif isinstance(message, WriterStopped):
             self._writer_stopped(sender, message.room, message.epoch)
-        elif isinstance(message, FlushCache):
-            answer = flush_cache(message, self.scheduler.ledger, len(self._rooms))
-            self._out.append(Post(sender, answer))
 
     def _accept(self, dispatch: DecodeDispatch, now: float) -> None:
         if dispatch.room in self._tombstones or dispatch.room in self._rooms:
@@ -196,7 +199,7 @@ class DecodeCore:
             self._start_if_ready(request)
 
     def _refusal(self, dispatch: DecodeDispatch) -> tuple[FailureReason, str] | None:
-        if self._draining:
+        if self._draining or self._commands.holding:
             return FailureReason.DRAINING, "the decode engine takes no new rooms"
         if len(self._rooms) - len(self.scheduler.running) >= self._limits.max_queue:
             return FailureReason.QUEUE_FULL, f"{self._limits.max_queue} requests wait already"

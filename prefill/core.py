@@ -14,7 +14,6 @@ from bootstrap.messages import (
     MAX_PROMPT_LOGPROBS,
     AbortRoom,
     FailureReason,
-    FlushCache,
     HandoffRecord,
     LegFailed,
     LegProgress,
@@ -30,7 +29,7 @@ from bootstrap.messages import (
 )
 from bootstrap.recent_rooms import RecentRooms
 from bootstrap.sampling import FinishReason
-from engine.commands import flush_cache
+from engine.commands import EngineCommands
 from engine.core import CompileGrammar, GrammarCompiled, Post, Received, StepPlan, StepResult
 from engine.limits import EngineLimits
 from engine.step import RowFault, SampleAt, SampledToken, ScoredPrompt, SequenceChunk
@@ -65,6 +64,7 @@ class PrefillCore:
         self._out: list[object] = []
         self._next_progress_at = 0.0
         self._draining = False
+        self._commands = EngineCommands(self.ledger, lambda: len(self._rooms), self._end_rooms)
 
     # --- the loop's side -----------------------------------------------------------------------
 
@@ -75,15 +75,13 @@ class PrefillCore:
 
     def handle(self, event: object, now: float) -> None:
         """Take one event; what is unknown or late changes nothing."""
+        self._out.extend(self._commands.handle(event, now))
         if isinstance(event, Received):
             message = event.message
             if isinstance(message, PrefillDispatch):
                 self._accept(message, now)
             elif isinstance(message, AbortRoom):
                 self._aborted(event.sender, message, now)
-            elif isinstance(message, FlushCache):
-                answer = flush_cache(message, self.ledger, len(self._rooms))
-                self._out.append(Post(event.sender, answer))
         elif isinstance(event, TransferClosed):
             self._transfer_closed(event.room, now)
         elif isinstance(event, TransferFailed):
@@ -97,6 +95,7 @@ class PrefillCore:
             if now >= request.deadline_at and request.state is not _S.CLOSING:
                 self._fail(request.room, FailureReason.DEADLINE, "deadline passed in prefill", now)
         self._out.append(PassTime(now))
+        self._out.extend(self._commands.tick(now))
         if now >= self._next_progress_at:
             self._next_progress_at = now + PROGRESS_INTERVAL_S
             self._report_progress()
@@ -142,8 +141,11 @@ class PrefillCore:
     def shut_down(self, now: float) -> None:
         """Refuse new rooms and fail those that are here."""
         self._draining = True
+        self._end_rooms("the prefill engine shuts down", now)
+
+    def _end_rooms(self, detail: str, now: float) -> None:
         for room in list(self._rooms):
-            self._fail(room, FailureReason.DRAINING, "the prefill engine shuts down", now)
+            self._fail(room, FailureReason.DRAINING, detail, now)
 
     def load(self) -> WorkerLoad:
         """Queue, running and pages, for the heartbeat."""
@@ -180,7 +182,7 @@ class PrefillCore:
             request.grammar = event.grammar
 
     def _refusal(self, dispatch: PrefillDispatch) -> tuple[FailureReason, str] | None:
-        if self._draining:
+        if self._draining or self._commands.holding:
             return FailureReason.DRAINING, "the prefill engine takes no new rooms"
         if len(self._queue) >= self._limits.max_queue:
             return FailureReason.QUEUE_FULL, f"{len(self._queue)} requests wait already"
