@@ -80,9 +80,10 @@ class BootstrapClient:
         self._counts = Counts(_COUNTS)
         self._members: tuple[Member, ...] = ()
         self._ready = threading.Event()
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards those below
         self._evictions: deque[WorkerRef] = deque(maxlen=MAX_EVICTIONS)
         self._beat_asked = False
+        self._changed: WorkerInfo | None = None
         self._stopping = False
         self._goodbye = False
         self._thread: threading.Thread | None = None
@@ -134,6 +135,12 @@ class BootstrapClient:
         """Heartbeat now: the load changed in a way that others should know at once."""
         with self._lock:
             self._beat_asked = True
+            self._nudge()
+
+    def change(self, info: WorkerInfo) -> None:
+        """Register with other facts about the same incarnation."""
+        with self._lock:
+            self._changed = info
             self._nudge()
 
     def evict(self, ref: WorkerRef) -> None:
@@ -217,7 +224,10 @@ class BootstrapClient:
     def _speak(self) -> None:
         with self._lock:
             beat_asked, self._beat_asked = self._beat_asked, False
+            changed, self._changed = self._changed, None
             eviction = self._evictions[0] if self._evictions else None
+        if changed is not None:
+            self._session.change(changed)
         now = time.monotonic()
         if beat_asked or now >= self._session.due_at:
             beat = self._session.beat(self._current_load(), now)

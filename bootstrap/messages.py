@@ -3,7 +3,7 @@
 Who sends what to whom:
 
     balancer  -> P, D      PrefillDispatch, DecodeDispatch, AbortRoom,
-                           FlushCache, SetLogLevel
+                           FlushCache, SetLogLevel, PrepareWeights, CommitWeights, DiscardWeights
     P         -> D         PrefillStarted, HandoffRecord, AbortRoom, WriterStopped
     D         -> P         Manifest, HandoffAccepted, AbortRoom
     P, D      -> balancer  TokenBatch, LegFailed, LegProgress, CommandAnswered
@@ -15,10 +15,18 @@ Times cross the wire as remaining seconds, never as clock readings: hosts share 
 """
 
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from bootstrap.commands import (
+    CommandAnswered,
+    CommitWeights,
+    DiscardWeights,
+    FlushCache,
+    PrepareWeights,
+    SetLogLevel,
+)
 from bootstrap.fields import (
     MAX_DRAFT_TOKENS,
     MAX_ROOMS,
@@ -245,37 +253,10 @@ class LegProgress(MessageBase, frozen=True):
     stages: Annotated[dict[Room, Stage], Meta(max_length=MAX_ROOMS)]
 
 
-# --- an administrator's commands --------------------------------------------------------------
-
-LogLevel = Literal["debug", "info", "warning", "error"]
-CommandId = Annotated[bytes, Meta(min_length=16, max_length=16)]
-
-
-class FlushCache(MessageBase, frozen=True):
-    """Forget every cached block. Refused while a room is here or any page is live."""
-
-    command: CommandId
-
-
-class SetLogLevel(MessageBase, frozen=True):
-    """Log from `level` on, a name of the `logging` module's in lower case."""
-
-    command: CommandId
-    level: LogLevel
-
-
-class CommandAnswered(MessageBase, frozen=True):
-    """`command` was carried out, unless `refusal` says why it was not."""
-
-    command: CommandId
-    refusal: Text = ""
-    num_blocks: Gauge = 0
-
-
 Message = (
     PrefillDispatch | DecodeDispatch | PrefillStarted | Manifest | HandoffRecord | HandoffAccepted
     | AbortRoom | WriterStopped | TokenBatch | LegFailed | LegProgress
-    | FlushCache | SetLogLevel | CommandAnswered
+    | FlushCache | SetLogLevel | PrepareWeights | CommitWeights | DiscardWeights | CommandAnswered
     | Register | Registered | Heartbeat | RegisterAgain | Ended | Unregister | Evict | Subscribe
     | Subscribed | Snapshot | MemberJoined | MemberLeft | LoadReport
 )  # fmt: skip

@@ -39,6 +39,7 @@ class Session:
         self._info = info
         self._born_at = now
         self._registered = False
+        self._sent: WorkerInfo | None = None  # in the last registration
         self._lease_s = DEFAULT_LEASE_S
         self._beaten_at = float("-inf")
         self._heard_at = float("-inf")
@@ -62,7 +63,13 @@ class Session:
             return [renewal]
         if self._registered:
             return [Heartbeat(load), renewal]
+        self._sent = self._info
         return [Register(self._info, now - self._born_at, load), renewal]
+
+    def change(self, info: WorkerInfo) -> None:
+        """Register with other facts at the next beat, which is due at once."""
+        self._info, self._registered = info, False
+        self._hurry()
 
     def unsent(self, now: float) -> None:
         """A beat did not get out: try again soon."""
@@ -74,7 +81,7 @@ class Session:
         if isinstance(message, Registered | Subscribed):
             self._lease_s = message.lease_s
         if isinstance(message, Registered):
-            self._registered = True
+            self._registered = self._sent is self._info  # else it answers an earlier one
             return []
         if isinstance(message, RegisterAgain):
             self._registered = False

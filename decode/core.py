@@ -13,7 +13,6 @@ from bootstrap.messages import (
     AbortRoom,
     DecodeDispatch,
     FailureReason,
-    FlushCache,
     HandoffAccepted,
     HandoffRecord,
     LegFailed,
@@ -29,7 +28,7 @@ from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown
 from decode.quarantine import Quarantine
 from decode.request import STAGES, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
-from engine.commands import flush_cache
+from engine.commands import EngineCommands
 from engine.core import (
     CompileGrammar,
     GrammarCompiled,
@@ -67,6 +66,8 @@ class DecodeCore:
         self._out: list[object] = []
         self._reports = ProgressReports()
         self._draining = False
+        ledger = self.scheduler.ledger
+        self._commands = EngineCommands(ledger, self._num_rooms, self._end_rooms)
 
     # --- the loop's side -----------------------------------------------------------------------
 
@@ -77,6 +78,7 @@ class DecodeCore:
 
     def handle(self, event: object, now: float) -> None:
         """Take one event; what is unknown or late changes nothing."""
+        self._out.extend(self._commands.handle(event, now))
         if isinstance(event, Received):
             self._received(event.sender, event.message, now)
         elif isinstance(event, PeerJoined):
@@ -96,6 +98,7 @@ class DecodeCore:
         for room in self.quarantine.due(now):
             self._free(room, 0)
         self._out.extend(self.quarantine.requests(now))
+        self._out.extend(self._commands.tick(now))
         self._out.extend(self._reports.due(self._held_rooms(), now))
 
     def plan(self, now: float) -> StepPlan | None:
@@ -133,8 +136,14 @@ class DecodeCore:
     def shut_down(self, now: float) -> None:
         """Refuse new rooms and fail those that are here."""
         self._draining = True
+        self._end_rooms("the decode engine shuts down", now)
+
+    def _num_rooms(self) -> int:
+        return len(self._rooms)
+
+    def _end_rooms(self, detail: str, now: float) -> None:
         for request in list(self._rooms.values()):
-            self._fail(request, FailureReason.DRAINING, "the decode engine shuts down", now)
+            self._fail(request, FailureReason.DRAINING, detail, now)
 
     def load(self) -> WorkerLoad:
         """Queue, running and pages, for the heartbeat."""
@@ -160,9 +169,6 @@ class DecodeCore:
             self._aborted(sender, message, now)
         elif isinstance(message, WriterStopped):
             self._writer_stopped(sender, message, now)
-        elif isinstance(message, FlushCache):
-            answer = flush_cache(message, self.scheduler.ledger, len(self._rooms))
-            self._out.append(Post(sender, answer))
 
     def _accept(self, dispatch: DecodeDispatch, now: float) -> None:
         self._reports.expect(dispatch.reply_to, now)
@@ -192,7 +198,7 @@ class DecodeCore:
             self._start_if_ready(request)
 
     def _refusal(self, dispatch: DecodeDispatch) -> tuple[FailureReason, str] | None:
-        if self._draining:
+        if self._draining or self._commands.holding:
             return FailureReason.DRAINING, "the decode engine takes no new rooms"
         if len(self._rooms) - len(self.scheduler.running) >= self._limits.max_queue:
             return FailureReason.QUEUE_FULL, f"{self._limits.max_queue} requests wait already"

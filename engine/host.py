@@ -17,18 +17,21 @@ from typing import Protocol
 import msgspec
 
 from bootstrap.client import BootstrapClient, Registration
+from bootstrap.commands import CommandAnswered, PrepareWeights, SetLogLevel
 from bootstrap.directory import DirectoryEvent, Fenced, Joined, Left
 from bootstrap.errors import LocalMisuse, RemoteFault
 from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
 from bootstrap.mailbox import Mailbox
 from bootstrap.membership import WorkerInfo, WorkerLoad
-from bootstrap.messages import CommandAnswered, Message, SetLogLevel
+from bootstrap.messages import Message
 from bootstrap.security import Security
 from engine.assembly import EngineParts, OnStage, build_engine, published_limits
+from engine.commands import ForgetWeights, UseWeights
 from engine.core import CompileGrammar, EngineCore, GrammarCompiled
 from engine.grammar_compiler import Grammar
 from engine.limits import EngineLimits
 from engine.loop import EngineLoop
+from engine.reload import WeightReloader
 from engine.settings import EngineSettings
 from kv_transfer.pump import TransferPump
 
@@ -71,7 +74,7 @@ class EngineRole(Protocol):
         ...
 
     def on_joined(self, info: WorkerInfo) -> None:
-        """A worker whose KV contract and transport equal ours; on the client's thread."""
+        """A worker whose KV contract and transport equal ours, perhaps again; on any thread."""
         ...
 
     def on_left(self, ref: WorkerRef, dead: bool) -> None:
@@ -122,7 +125,8 @@ class EngineHost:
             closers.callback(parts.backend.close)
             closers.callback(parts.grammars.close)
             self._role = self._make_role(parts.limits, lambda: self._links)
-            self._loop = EngineLoop(self._role.core, parts.stepper, self._role.execute)
+            self._loop = EngineLoop(self._role.core, parts.stepper, self._execute)
+            self._reloader = WeightReloader(self.settings, parts.stepper, self._loop.inbox.put)
             self._open_wire(parts, closers)
             with self._lock:
                 if self._stopped:
@@ -244,15 +248,36 @@ class EngineHost:
         if isinstance(message, SetLogLevel):
             logging.getLogger().setLevel(message.level.upper())
             self._mailbox.post(sender, CommandAnswered(message.command))
+        elif isinstance(message, PrepareWeights):
+            self._reloader.prepare(sender, message)
         else:
             self._role.on_message(sender, message)
 
+    def _execute(self, instruction: object) -> None:
+        """On the loop's thread."""
+        if isinstance(instruction, UseWeights):
+            self._change_contract(self._reloader.use(instruction))
+        elif isinstance(instruction, ForgetWeights):
+            self._reloader.forget(instruction)
+        else:
+            self._role.execute(instruction)
+
+    def _change_contract(self, model_digest: str) -> None:
+        """Register with other weights, and look anew at whom that makes partners."""
+        contract = msgspec.structs.replace(self._info.contract, model_digest=model_digest)
+        self._info = msgspec.structs.replace(self._info, contract=contract)
+        self._client.change(self._info)
+        for member in self._client.members():
+            self._meet(member.info)
+
+    def _meet(self, info: WorkerInfo) -> None:
+        same_transport = info.transfer.backend == self._info.transfer.backend
+        if info.contract == self._info.contract and same_transport:
+            self._role.on_joined(info)
+
     def _on_member(self, event: DirectoryEvent) -> None:
         if isinstance(event, Joined):
-            info = event.member.info
-            same_transport = info.transfer.backend == self._info.transfer.backend
-            if info.contract == self._info.contract and same_transport:
-                self._role.on_joined(info)
+            self._meet(event.member.info)
         elif isinstance(event, Left):
             self._role.on_left(event.ref, event.dead)
             if event.dead:

@@ -20,9 +20,14 @@ class ModelRunner:
     """Reads and writes only the pages that a step's chunks name; holds no state between steps."""
 
     def __init__(self, loaded: LoadedModel, layout: KVLayout, arena: torch.Tensor) -> None:
-        config = loaded.config
+        self.config = config = loaded.config
         self._transformer = Transformer(config, loaded.weights)
         self._kernel = TorchCpuAttention(arena, layout, config.num_heads, config.attention_scale)
+
+    def use(self, loaded: LoadedModel) -> None:
+        """Other weights of the same shape; KV of the earlier ones means nothing to them."""
+        self.config = loaded.config
+        self._transformer = Transformer(loaded.config, loaded.weights)
 
     def step(self, chunks: Sequence[SequenceChunk]) -> list[StepResult]:
         """One result per chunk, None where it neither samples nor scores.

@@ -15,7 +15,6 @@ from bootstrap.membership import WorkerLoad, WorkerState
 from bootstrap.messages import (
     AbortRoom,
     FailureReason,
-    FlushCache,
     HandoffRecord,
     LegFailed,
     LegStats,
@@ -28,7 +27,7 @@ from bootstrap.messages import (
 )
 from bootstrap.recent_rooms import RecentRooms
 from bootstrap.sampling import FinishReason
-from engine.commands import flush_cache
+from engine.commands import EngineCommands
 from engine.core import CompileGrammar, GrammarCompiled, Post, Received, StepPlan, StepResult
 from engine.limits import EngineLimits
 from engine.reports import ProgressReports
@@ -63,6 +62,7 @@ class PrefillCore:
         self._out: list[object] = []
         self._reports = ProgressReports()
         self._draining = False
+        self._commands = EngineCommands(self.ledger, self._num_rooms, self._end_rooms)
 
     # --- the loop's side -----------------------------------------------------------------------
 
@@ -73,15 +73,13 @@ class PrefillCore:
 
     def handle(self, event: object, now: float) -> None:
         """Take one event; what is unknown or late changes nothing."""
+        self._out.extend(self._commands.handle(event, now))
         if isinstance(event, Received):
             message = event.message
             if isinstance(message, PrefillDispatch):
                 self._accept(message, now)
             elif isinstance(message, AbortRoom):
                 self._aborted(event.sender, message, now)
-            elif isinstance(message, FlushCache):
-                answer = flush_cache(message, self.ledger, len(self._rooms))
-                self._out.append(Post(event.sender, answer))
         elif isinstance(event, TransferClosed):
             self._transfer_closed(event.room, now)
         elif isinstance(event, TransferFailed):
@@ -95,6 +93,7 @@ class PrefillCore:
             if now >= request.deadline_at and request.state is not _S.CLOSING:
                 self._fail(request.room, FailureReason.DEADLINE, "deadline passed in prefill", now)
         self._out.append(PassTime(now))
+        self._out.extend(self._commands.tick(now))
         self._out.extend(self._reports.due(self._held_rooms(), now))
 
     def plan(self, now: float) -> StepPlan | None:
@@ -138,8 +137,14 @@ class PrefillCore:
     def shut_down(self, now: float) -> None:
         """Refuse new rooms and fail those that are here."""
         self._draining = True
+        self._end_rooms("the prefill engine shuts down", now)
+
+    def _num_rooms(self) -> int:
+        return len(self._rooms)
+
+    def _end_rooms(self, detail: str, now: float) -> None:
         for room in list(self._rooms):
-            self._fail(room, FailureReason.DRAINING, "the prefill engine shuts down", now)
+            self._fail(room, FailureReason.DRAINING, detail, now)
 
     def load(self) -> WorkerLoad:
         """Queue, running and pages, for the heartbeat."""
@@ -177,7 +182,7 @@ class PrefillCore:
             request.grammar = event.grammar
 
     def _refusal(self, dispatch: PrefillDispatch) -> tuple[FailureReason, str] | None:
-        if self._draining:
+        if self._draining or self._commands.holding:
             return FailureReason.DRAINING, "the prefill engine takes no new rooms"
         if len(self._queue) >= self._limits.max_queue:
             return FailureReason.QUEUE_FULL, f"{len(self._queue)} requests wait already"

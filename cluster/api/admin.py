@@ -6,13 +6,14 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from bootstrap.messages import LogLevel
+from bootstrap.commands import LogLevel
 from cluster.api.errors import ApiError
 from cluster.api.sse import unless_gone
 from cluster.balancer.administration import Administration, PauseMode
 from cluster.balancer.commands import EngineAnswer
 from cluster.balancer.dispatcher import Dispatcher
 from cluster.balancer.request import Request as BalancerRequest
+from cluster.balancer.weight_update import WeightUpdateFailed
 
 router = APIRouter(prefix="/admin")
 
@@ -25,6 +26,12 @@ class PauseRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     mode: Literal["wait", "abort"] = "wait"
+
+
+class UpdateWeightsRequest(PauseRequest):
+    """Body of `/admin/update_weights`; `path` is a folder on every engine's host."""
+
+    path: Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class AbortRequest(BaseModel):
@@ -84,6 +91,17 @@ async def abort(body: AbortRequest, request: Request) -> dict[str, Any]:
 async def flush_cache(request: Request) -> Response:
     """Forget all cached blocks; 409 while an engine has live pages."""
     return _engines_answer(await _admin(request).flush_cache())
+
+
+@router.post("/update_weights")
+async def update_weights(body: UpdateWeightsRequest, request: Request) -> dict[str, str]:
+    """Pause, have every engine load weights from its disk, resume; all engines or none."""
+    try:
+        digest = await _admin(request).update_weights(body.path, PauseMode(body.mode))
+    except WeightUpdateFailed as error:
+        status, code = (500, "partial_update") if error.partial else (409, "refused_by_engine")
+        raise ApiError(status, str(error), code=code) from error
+    return {"status": "updated", "model_digest": digest}
 
 
 @router.post("/log_level")

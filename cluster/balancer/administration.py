@@ -8,10 +8,11 @@ import logging
 from collections.abc import Callable
 from enum import Enum
 
-from bootstrap.identity import Peer
-from bootstrap.messages import FlushCache, LogLevel, Message, SetLogLevel
+from bootstrap.commands import FlushCache, LogLevel, SetLogLevel
+from bootstrap.messages import Message
 from cluster.balancer.commands import EngineAnswer
 from cluster.balancer.dispatcher import Dispatcher
+from cluster.balancer.weight_update import WeightUpdate
 
 COMMAND_TIMEOUT_S = 10.0
 POLL_S = 0.05
@@ -68,9 +69,21 @@ class Administration:
         logging.getLogger().setLevel(level.upper())
         return await self._ask_all(lambda command: SetLogLevel(command, level))
 
+    async def update_weights(self, model_dir: str, mode: PauseMode) -> str:
+        """Have every engine compute with the weights in `model_dir`; the new model's digest.
+
+        Pauses meanwhile. Raises WeightUpdateFailed; unless that says so, nothing has changed.
+        """
+        async with self._lock:
+            was_paused = self._dispatcher.paused
+            try:
+                await self.pause(mode)
+                return await WeightUpdate(self._dispatcher).run(model_dir)
+            finally:
+                if not was_paused:
+                    self.resume()
+
     async def _ask_all(self, make: Callable[[bytes], Message]) -> list[EngineAnswer]:
         async with self._lock:
-            return await self._dispatcher.commands.ask_all(self._peers(), make, COMMAND_TIMEOUT_S)
-
-    def _peers(self) -> list[Peer]:
-        return [member.info.peer for member in self._dispatcher.core.members]
+            dispatcher = self._dispatcher
+            return await dispatcher.commands.ask_all(dispatcher.peers(), make, COMMAND_TIMEOUT_S)

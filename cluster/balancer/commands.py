@@ -5,8 +5,9 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from bootstrap.commands import CommandAnswered
 from bootstrap.identity import Peer, WorkerRef
-from bootstrap.messages import CommandAnswered, Message
+from bootstrap.messages import Message
 
 _NO_ANSWER = "no answer"
 
@@ -18,6 +19,7 @@ class EngineAnswer:
     worker: str
     refusal: str
     num_blocks: int = 0
+    model_digest: str = ""
 
 
 class Commands:
@@ -30,7 +32,7 @@ class Commands:
     async def ask_all(
         self, peers: Iterable[Peer], make: Callable[[bytes], Message], timeout_s: float
     ) -> list[EngineAnswer]:
-        """Send each of `peers` what `make` makes of a new command id; answers in their order."""
+        """Send each of `peers` what `make` makes of a new command's id; answers in their order."""
         command = secrets.token_bytes(16)
         asked = {(command, peer.ref): peer for peer in peers}
         loop = asyncio.get_running_loop()
@@ -63,4 +65,4 @@ def _answer_of(ref: WorkerRef, future: "asyncio.Future[CommandAnswered]") -> Eng
     if not future.done():
         return EngineAnswer(ref.worker_id, _NO_ANSWER)
     message = future.result()
-    return EngineAnswer(ref.worker_id, message.refusal, message.num_blocks)
+    return EngineAnswer(ref.worker_id, message.refusal, message.num_blocks, message.model_digest)

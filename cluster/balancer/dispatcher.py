@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from bootstrap.client import BootstrapClient
+from bootstrap.commands import CommandAnswered
 from bootstrap.directory import DirectoryEvent, Joined, Left, LoadsChanged
 from bootstrap.identity import Peer, WorkerRef, new_incarnation, new_room
 from bootstrap.mailbox import Mailbox
-from bootstrap.messages import CommandAnswered, FailureReason, Message
+from bootstrap.messages import FailureReason, Message
 from bootstrap.security import Security
 from cluster.balancer.asks import Ask, requests_for
 from cluster.balancer.commands import Commands
@@ -170,6 +171,10 @@ class Dispatcher:
         """End every request with an honest error, and take no more."""
         self.stopping = True
         self.abandon(detail)
+
+    def peers(self) -> list[Peer]:
+        """All engines that are members."""
+        return [member.info.peer for member in self.core.members]
 
     def unready_reason(self) -> Reason | None:
         """Why a request would fail now, or None when a recent one did not."""

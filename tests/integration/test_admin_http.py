@@ -6,7 +6,8 @@ import threading
 import openai
 import pytest
 
-from bootstrap.messages import CommandAnswered, FailureReason, FlushCache, SetLogLevel
+from bootstrap.commands import CommandAnswered, FlushCache, SetLogLevel
+from bootstrap.messages import FailureReason
 from cluster.api.request_ids import CallName
 from tests.support import balancer_cluster
 from tests.support.balancer_cluster import MODEL, TEXT, complete, started_stream

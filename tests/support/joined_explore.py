@@ -9,6 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 from functools import cache
 from random import Random
+from types import MethodType
 from typing import Any
 
 import msgspec
@@ -217,6 +218,8 @@ def clone(value: Any, memo: dict[int, Any]) -> Any:
         return memo[id(value)]
     if kind is tuple:
         return tuple([clone(item, memo) for item in value])
+    if kind is MethodType:
+        return MethodType(value.__func__, clone(value.__self__, memo))
     new = memo[id(value)] = kind() if issubclass(kind, _CONTAINERS) else kind.__new__(kind)
     if issubclass(kind, dict):
         for key, item in value.items():

@@ -53,6 +53,26 @@ def test_without_registration_it_only_subscribes_and_hears_loads() -> None:
     assert session.ready
 
 
+def test_changed_facts_are_registered_at_once() -> None:
+    session = ready_session()
+    session.beat(LOAD, 1.0)
+    changed = make_info(make_peer(make_ref("p0", 1)), blob=b"other")
+    session.change(changed)
+    assert session.due_at == 1.0 + RETRY_S
+    assert session.beat(LOAD, 1.1)[0] == Register(changed, 1.1, LOAD)
+    session.receive(SERVICE, Registered(2.0), 1.2)
+    assert session.beat(LOAD, 2.0)[0] == Heartbeat(LOAD)
+
+
+def test_the_answer_to_an_earlier_registration_does_not_count_for_changed_facts() -> None:
+    session = Session(INFO, 0.0)
+    session.beat(LOAD, 0.0)
+    changed = make_info(make_peer(make_ref("p0", 1)), blob=b"other")
+    session.change(changed)
+    session.receive(SERVICE, Registered(2.0), 0.1)
+    assert session.beat(LOAD, 0.2)[0] == Register(changed, 0.2, LOAD)
+
+
 def test_it_registers_again_soon_when_asked_but_not_in_a_flood() -> None:
     session = ready_session()
     session.beat(LOAD, 10.0)
