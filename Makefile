@@ -7,13 +7,14 @@ BIN := $(VENV)/bin
 SERVE_STAMP := $(VENV)/.installed-serve
 TEST_STAMP := $(VENV)/.installed-test
 
-.PHONY: serve test clean help
+.PHONY: serve test harness clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make serve             serve the demo model on 127.0.0.1:8000 until Ctrl-C'
 	@echo 'make serve ARGS="..."  the same with flags of `pdserve up`, such as --decode 2'
 	@echo 'make test              format, lint, types, import floors, tests'
+	@echo 'make harness           run lm-eval and GuideLLM against the endpoint'
 	@echo 'make clean             remove the virtual environment'
 	@echo 'PYTHON=python3.12      the Python that makes the virtual environment'
 
@@ -26,6 +27,10 @@ test: $(TEST_STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
+
+harness: $(TEST_STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[harness]'
+	$(BIN)/python -m pytest -m harness
 
 clean:
 	rm -rf $(VENV)

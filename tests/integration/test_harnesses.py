@@ -1,10 +1,9 @@
 """Programs that others wrote, run unchanged against the endpoint: clients, an evaluation, a load tool.
 
-lm-eval and GuideLLM are in the `harness` extra; without it their tests are skipped.
+lm-eval and GuideLLM are in the `harness` extra: `make harness` installs them and runs their tests.
 """
 
 import asyncio
-import importlib.util
 import json
 import os
 import subprocess
@@ -136,11 +135,6 @@ def test_the_official_asynchronous_client(balancer: HttpBalancer) -> None:
 # --- others' programs ------------------------------------------------------------------------
 
 
-def needs(module: str) -> pytest.MarkDecorator:
-    missing = importlib.util.find_spec(module) is None
-    return pytest.mark.skipif(missing, reason=f"{module} is not installed (the `harness` extra)")
-
-
 def run_module(module: str, *arguments: str, cwd: Path) -> None:
     """Run a program of this Python's, without a network, in a process of its own."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(cwd / "hf")}
@@ -189,7 +183,7 @@ def oracle_loglikelihood(model_dir: Path, context: str, continuation: str) -> fl
     return sum(float(logprobs[i - 1, ids[i]]) for i in range(num_context, len(ids)))
 
 
-@needs("lm_eval")
+@pytest.mark.harness
 def test_lm_eval_local_completions(balancer: HttpBalancer, model_dir: Path, tmp_path: Path) -> None:
     arguments = (
         f"model={MODEL_NAME},base_url={balancer.url}/v1/completions,tokenizer={model_dir},"
@@ -212,7 +206,7 @@ def test_lm_eval_local_completions(balancer: HttpBalancer, model_dir: Path, tmp_
             assert sample["resps"] == [[answer.choices[0].text]]
 
 
-@needs("lm_eval")
+@pytest.mark.harness
 def test_lm_eval_local_chat_completions(balancer: HttpBalancer, tmp_path: Path) -> None:
     arguments = (
         f"model={MODEL_NAME},base_url={balancer.url}/v1/chat/completions,num_concurrent=2,"
@@ -226,7 +220,7 @@ def test_lm_eval_local_chat_completions(balancer: HttpBalancer, tmp_path: Path) 
             assert sample["resps"] == [[greedy_chat(client, question).partition("\n\n")[0]]]
 
 
-@needs("guidellm")
+@pytest.mark.harness
 def test_guidellm_puts_load_on_it(
     balancer: HttpBalancer, engines: EngineCluster, model_dir: Path, tmp_path: Path
 ) -> None:
