@@ -7,6 +7,7 @@ from itertools import accumulate
 import torch
 
 from engine.core import StepResult
+from engine.kernels.attention import AttentionKernel
 from engine.kernels.torch_cpu import TorchCpuAttention
 from engine.loader import LoadedModel
 from engine.sampler import sample
@@ -22,7 +23,9 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, layout: KVLayout, arena: torch.Tensor) -> None:
         self.config = config = loaded.config
         self._transformer = Transformer(config, loaded.weights)
-        self._kernel = TorchCpuAttention(arena, layout, config.num_heads, config.attention_scale)
+        self._kernel: AttentionKernel = TorchCpuAttention(
+            arena, layout, config.num_heads, config.attention_scale
+        )
 
     def use(self, loaded: LoadedModel) -> None:
         """Other weights of the same shape; KV of the earlier ones means nothing to them."""
