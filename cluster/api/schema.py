@@ -182,8 +182,10 @@ class ChatCompletionRequest(SamplingRequest, ToolFields):
     def _template_variables(cls, variables: dict[str, Any] | None) -> dict[str, Any] | None:
         for name in variables or ():
             if not name.isidentifier() or name in _TEMPLATE_RESERVED:
+                # pydantic cannot write a message that holds half a character.
+                shown = name.encode("utf-8", "backslashreplace").decode()
                 raise PydanticCustomError(
-                    "template_variable", "'{name}' cannot be set", {"name": name}
+                    "template_variable", "'{name}' cannot be set", {"name": shown}
                 )
         return variables
 

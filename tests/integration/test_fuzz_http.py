@@ -92,7 +92,9 @@ def fire(client: httpx.Client, shot: Shot) -> int:
 def test_nothing_breaks(cluster: EngineCluster, balancer: HttpBalancer) -> None:
     document = balancer.get("/openapi.json").json()
     statuses: Counter[int] = Counter()
-    with httpx.Client(base_url=balancer.url, timeout=HANG_S) as client:
+    # A connection for each: what one request does to its connection must not be the next one's fault.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=balancer.url, timeout=HANG_S, limits=limits) as client:
         before = client.post("/v1/completions", json=BODY).json()["choices"]
 
         @settings(

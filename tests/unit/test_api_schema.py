@@ -143,3 +143,10 @@ def test_whatever_is_sent_gets_an_answer_with_a_message(body):
             refused = invalid_body(error.errors())
             assert refused.status == 400
             assert refused.body["error"]["message"]
+
+
+def test_a_template_variable_that_is_half_a_character():
+    body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"\ud800": 1}}
+    error = refusal(ChatCompletionRequest, **body)
+    assert error.param == "chat_template_kwargs"
+    assert "'\\ud800' cannot be set" in str(error)
