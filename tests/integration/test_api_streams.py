@@ -95,7 +95,7 @@ def test_a_second_reader_ends_the_first(cluster) -> None:
     cluster.d.limit = 3
     first = Lines(cluster, RESUMABLE)
     begun = first.take(2)
-    second = Lines(cluster, RESUMABLE, {"Last-Event-ID": begun[-1][0]})
+    second = Lines(cluster, RESUMABLE, {"Last-Event-ID": begun[0][0]})
     second.take(1)
     assert "[DONE]" not in [data for _, data in first.rest()]
     cluster.d.release()
