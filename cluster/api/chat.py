@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request, Response
 
-from bootstrap.errors import RemoteFault
 from cluster.api.answer_schema import (
     ChatChoice,
     ChatChunkChoice,
@@ -17,16 +16,16 @@ from cluster.api.answer_schema import (
     Stats,
     Usage,
 )
+from cluster.api.answering import answered
 from cluster.api.answers import ids_if, usage_of
 from cluster.api.chat_plan import plan_chat
-from cluster.api.errors import api_error
 from cluster.api.intake import chat_ask
 from cluster.api.logprobs import TokenNames
 from cluster.api.message_parts import MessageBuilder, MessagePart, MessageParts
 from cluster.api.message_shaper import MessageShaper
 from cluster.api.request_ids import CallName
 from cluster.api.schema import ChatCompletionRequest
-from cluster.api.sse import Events, event, resumed, streaming, unless_gone
+from cluster.api.sse import event
 from cluster.balancer.asks import Ask
 from cluster.balancer.dispatcher import Dispatcher
 from cluster.balancer.generation import ChoiceDelta, Generation
@@ -38,26 +37,7 @@ router = APIRouter()
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Answer a conversation, whole or as a stream."""
-    try:
-        if body.stream:
-            again = resumed(request)
-            if again is not None:
-                return again
-            events = await unless_gone(request, _events(body, request))
-            return streaming(request, events, resumable=body.streaming.resumable)
-        answer = await unless_gone(request, _whole(body, request))
-        return Response(answer.model_dump_json(), media_type="application/json")
-    except RemoteFault as error:
-        raise api_error(error, "messages") from error
-
-
-async def _whole(body: ChatCompletionRequest, request: Request) -> ChatCompletion:
-    return await (await _begin(body, request)).whole()
-
-
-async def _events(body: ChatCompletionRequest, request: Request) -> Events:
-    answer = await _begin(body, request)
-    return await Events.begin(answer.id, answer.events(), answer.generation.cancel)
+    return await answered(body, request, lambda: _begin(body, request), "messages")
 
 
 async def _begin(body: ChatCompletionRequest, request: Request) -> "ChatAnswer":

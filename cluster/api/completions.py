@@ -5,17 +5,16 @@ from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, Request, Response
 
-from bootstrap.errors import RemoteFault
 from cluster.api.answer_schema import Completion, CompletionChoice, Usage
+from cluster.api.answering import answered
 from cluster.api.answers import usage_of
 from cluster.api.completion_choices import CompletionChoices
 from cluster.api.echo import echoes
-from cluster.api.errors import api_error
 from cluster.api.intake import completion_ask
 from cluster.api.logprobs import TokenNames
 from cluster.api.request_ids import CallName
 from cluster.api.schema import CompletionRequest
-from cluster.api.sse import Events, event, resumed, streaming, unless_gone
+from cluster.api.sse import event
 from cluster.balancer.asks import Ask
 from cluster.balancer.dispatcher import Dispatcher
 from cluster.balancer.generation import Generation
@@ -26,26 +25,7 @@ router = APIRouter()
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue prompts, whole or as a stream."""
-    try:
-        if body.stream:
-            again = resumed(request)
-            if again is not None:
-                return again
-            events = await unless_gone(request, _events(body, request))
-            return streaming(request, events, resumable=body.streaming.resumable)
-        answer = await unless_gone(request, _whole(body, request))
-        return Response(answer.model_dump_json(), media_type="application/json")
-    except RemoteFault as error:
-        raise api_error(error, "prompt") from error
-
-
-async def _whole(body: CompletionRequest, request: Request) -> Completion:
-    return await (await _begin(body, request)).whole()
-
-
-async def _events(body: CompletionRequest, request: Request) -> Events:
-    answer = await _begin(body, request)
-    return await Events.begin(answer.id, answer.events(), answer.generation.cancel)
+    return await answered(body, request, lambda: _begin(body, request), "prompt")
 
 
 async def _begin(body: CompletionRequest, request: Request) -> "CompletionAnswer":
