@@ -7,9 +7,10 @@ from msgspec import Meta, Struct
 MAX_BLOCKS = 1 << 17
 MAX_ROOMS = 1 << 14
 MAX_DRAFT_TOKENS = 64
+MAX_SECONDS = 1e6
 MAX_PROMPT_LOGPROBS = 1 << 18  # log probabilities and alternatives of one prompt, to fit a frame
 
-Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
+Seconds = Annotated[float, Meta(ge=0.0, le=MAX_SECONDS)]
 Position = Annotated[int, Meta(ge=0, le=1 << 20)]
 Epoch = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Gauge = Annotated[int, Meta(ge=0, lt=1 << 53)]

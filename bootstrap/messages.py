@@ -3,10 +3,11 @@
 Who sends what to whom:
 
     balancer  -> P, D      PrefillDispatch, DecodeDispatch, AbortRoom,
-                           FlushCache, SetLogLevel, PrepareWeights, CommitWeights, DiscardWeights
+                           FlushCache, SetLogLevel, PrepareWeights, CommitWeights, DiscardWeights,
+                           AskLedger
     P         -> D         PrefillStarted, HandoffRecord, AbortRoom, WriterStopped
     D         -> P         Manifest, HandoffAccepted, AbortRoom
-    P, D      -> balancer  TokenBatch, LegFailed, LegProgress, CommandAnswered
+    P, D      -> balancer  TokenBatch, LegFailed, LegProgress, CommandAnswered, LedgerReport
     everyone <-> bootstrap Register, Heartbeat, Unregister, Evict, Subscribe / Registered,
                            RegisterAgain, Ended, Subscribed, Snapshot, MemberJoined, MemberLeft,
                            LoadReport
@@ -42,6 +43,7 @@ from bootstrap.fields import (
     Text,
 )
 from bootstrap.identity import Peer, Room, WorkerRef
+from bootstrap.inspection import AskLedger, LedgerReport
 from bootstrap.membership import (
     Ended,
     Evict,
@@ -257,6 +259,7 @@ Message = (
     PrefillDispatch | DecodeDispatch | PrefillStarted | Manifest | HandoffRecord | HandoffAccepted
     | AbortRoom | WriterStopped | TokenBatch | LegFailed | LegProgress
     | FlushCache | SetLogLevel | PrepareWeights | CommitWeights | DiscardWeights | CommandAnswered
+    | AskLedger | LedgerReport
     | Register | Registered | Heartbeat | RegisterAgain | Ended | Unregister | Evict | Subscribe
     | Subscribed | Snapshot | MemberJoined | MemberLeft | LoadReport
 )  # fmt: skip

@@ -85,6 +85,15 @@ class PageLedger:
         """Pages by state name; the values sum to `num_pages`."""
         return {state.value: self._counts[state] for state in PageState}
 
+    def counts_of(self, room: bytes) -> dict[str, int]:
+        """The room's pages by state name; a shared page is counted in each of its rooms."""
+        holding = self._rooms.get(room)
+        if holding is None:
+            return {}
+        counts = Counter({holding.state: len(holding.pages)})
+        counts[holding.incoming_state] += len(holding.incoming)
+        return {state.value: count for state, count in counts.items() if count}
+
     def rooms(self) -> list[bytes]:
         """Rooms that hold any page, also in quarantine."""
         return list(self._rooms)
