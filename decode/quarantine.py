@@ -16,10 +16,22 @@ ASK_AGAIN_S = 1.0
 SETTLE_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class QuarantineView:
+    """One room's quarantine, for a look; it ends by time alone at `free_at`, if that is set."""
+
+    writer: Peer
+    since: float
+    num_asked: int
+    free_at: float | None
+
+
 @dataclass(slots=True)
 class _Quarantined:
     writer: Peer
+    since: float
     ask_at: float
+    num_asked: int = 1
     free_at: float | None = None
 
 
@@ -31,12 +43,19 @@ class Quarantine:
 
     def add(self, room: bytes, writer: Peer, now: float) -> None:
         """The room ended while `writer` may still write; it was asked to stop just now."""
-        self._rooms[room] = _Quarantined(writer, now + ASK_AGAIN_S)
+        self._rooms[room] = _Quarantined(writer, now, now + ASK_AGAIN_S)
 
     def writer_of(self, room: bytes) -> Peer | None:
         """Whom the room waits for; None if it is not here."""
         entry = self._rooms.get(room)
         return None if entry is None else entry.writer
+
+    def view(self, room: bytes) -> QuarantineView | None:
+        """How the room's quarantine stands; None if it is not here."""
+        entry = self._rooms.get(room)
+        if entry is None:
+            return None
+        return QuarantineView(entry.writer, entry.since, entry.num_asked, entry.free_at)
 
     def end(self, room: bytes) -> bool:
         """The writer stopped; whether the room was here."""
@@ -69,6 +88,7 @@ class Quarantine:
         for room, entry in self._rooms.items():
             if entry.free_at is None and now >= entry.ask_at:
                 entry.ask_at = now + ASK_AGAIN_S
+                entry.num_asked += 1
                 posts.append(Post(entry.writer, AbortRoom(room, FailureReason.PEER_ABORTED)))
         return posts
 

@@ -85,6 +85,11 @@ class PageLedger:
         """Pages by state name; the values sum to `num_pages`."""
         return {state.value: self._counts[state] for state in PageState}
 
+    def epoch_of(self, room: bytes) -> int:
+        """Under which epoch pages were last reserved for the room; 0 for none."""
+        holding = self._rooms.get(room)
+        return 0 if holding is None else holding.epoch
+
     def counts_of(self, room: bytes) -> dict[str, int]:
         """The room's pages by state name; a shared page is counted in each of its rooms."""
         holding = self._rooms.get(room)
