@@ -14,6 +14,7 @@ from bootstrap.errors import ConfigError, PdserveError
 from bootstrap.identity import Role
 from cluster import logs
 from cluster.balancer.settings import LOG_LEVELS, BalancerSettings
+from cluster.bench import settings as bench_settings
 from cluster.endpoint import DEFAULT_URL
 from cluster.processes import die_with_parent
 from cluster.settings import ENDPOINT_HELP, ClusterSettings, load
@@ -30,6 +31,7 @@ examples:
   pdserve up --config cluster.yaml --log-level debug
   pdserve status                              who is there, what they do, which pairs can serve
   pdserve chat --system "Answer briefly."     talk to the model
+  pdserve bench --rate 2 --html report.html    a load test
   pdserve down                                end the running `up`
 
 `status` and `chat` show the API key of the environment variable PDSERVE_API_KEY, and trust the
@@ -108,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_down(commands)
     _add_chat(commands)
+    _add_bench(commands)
     _add_balancer(commands)
     return parser
 
@@ -148,7 +151,7 @@ def _add_setting(group: Any, name: str, default: Any, metadata: Any) -> None:
         return
     group.add_argument(
         flag,
-        type=_number(name, int) if kind is int else str,
+        type=_number(name, kind) if kind in (int, float) else str,
         default=argparse.SUPPRESS,
         metavar=metadata["metavar"],
         help=text,
@@ -187,6 +190,15 @@ def _add_chat(commands: Any) -> None:
     parser.add_argument("--url", help=f"the endpoint (default: the running `up`, or {DEFAULT_URL})")
     parser.add_argument("--model", help="the model's name (default: the first one served)")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the first one")
+
+
+def _add_bench(commands: Any) -> None:
+    parser = _add(
+        commands, "bench", _bench, "offer a load to an endpoint and report what clients see"
+    )
+    parser.epilog = bench_settings.EXAMPLES
+    for entry in fields(bench_settings.BenchSettings):
+        _add_setting(parser, entry.name, entry.default, entry.metadata)
 
 
 def _add_balancer(commands: Any) -> None:
@@ -229,6 +241,13 @@ def _chat(arguments: dict[str, Any]) -> int:
     from cluster.chat import chat
 
     return chat(**arguments)
+
+
+def _bench(arguments: dict[str, Any]) -> int:
+    settings = bench_settings.BenchSettings(**arguments)
+    from cluster.bench.run import bench
+
+    return bench(settings)
 
 
 def _balancer(arguments: dict[str, Any]) -> int:
