@@ -7,7 +7,7 @@ the batch; this file owns the rooms and what their peers are told.
 
 from collections.abc import Iterator, Sequence
 
-from bootstrap.identity import Peer, WorkerRef
+from bootstrap.identity import Peer
 from bootstrap.membership import WorkerInfo, WorkerLoad, WorkerState
 from bootstrap.messages import (
     AbortRoom,
@@ -24,7 +24,9 @@ from bootstrap.messages import (
     WriterStopped,
 )
 from bootstrap.recent_rooms import RecentRooms
+from decode.handoff import fault_of
 from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown, TornDown
+from decode.partners import Partners
 from decode.quarantine import Quarantine
 from decode.request import STAGES, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
@@ -43,10 +45,7 @@ from engine.core import (
 from engine.limits import EngineLimits
 from engine.reports import ProgressReports
 from engine.step import RowFault, SampledToken
-from kv_transfer.prefix import prompt_digest
 
-EARLY_TTL_S = 60.0
-MAX_GONE = 1 << 12
 _S = DecodeState
 _NEEDS_PREFILL = (_S.EXPECTED, _S.ADMITTING, _S.RECEIVING)
 
@@ -60,9 +59,7 @@ class DecodeCore:
         self._limits = limits
         self._rooms: dict[bytes, DecodeRequest] = {}
         self._tombstones = RecentRooms()
-        self._started_early = RecentRooms(ttl_s=EARLY_TTL_S)
-        self._prefills: dict[WorkerRef, WorkerInfo] = {}  # not known dead
-        self._gone: dict[WorkerRef, None] = {}  # left, and not back; oldest first
+        self._partners = Partners()
         self._out: list[object] = []
         self._reports = ProgressReports()
         self._draining = False
@@ -202,7 +199,7 @@ class DecodeCore:
             return FailureReason.DRAINING, "the decode engine takes no new rooms"
         if len(self._rooms) - len(self.scheduler.running) >= self._limits.max_queue:
             return FailureReason.QUEUE_FULL, f"{self._limits.max_queue} requests wait already"
-        if dispatch.prefill.ref in self._gone:  # it left while the dispatch was on its way
+        if self._partners.is_gone(dispatch.prefill.ref):  # it left while the dispatch came
             return FailureReason.PEER_LOST, f"prefill engine {dispatch.prefill.ref} is gone"
         num_left = dispatch.sampling.max_tokens - dispatch.output_offset
         if num_left < 2:
@@ -215,11 +212,11 @@ class DecodeCore:
         if message.room in self._tombstones:
             return
         if request is None:
-            self._started_early.add(message.room, now)
+            self._partners.started(message.room, now)
         elif sender.ref != request.dispatch.prefill.ref:
             return
         elif request.state is _S.EXPECTED:
-            self._started_early.add(message.room, now)
+            self._partners.started(message.room, now)
             self._start_if_ready(request)
         elif request.state is _S.RECEIVING:  # it asks again: the manifest was lost
             self._post_manifest(request)
@@ -229,8 +226,8 @@ class DecodeCore:
 
         A room without its grammar takes none: it could not decode.
         """
-        known = request.dispatch.prefill.ref in self._prefills
-        if known and not request.waits_for_grammar and self._started_early.discard(request.room):
+        known = self._partners.is_known(request.dispatch.prefill.ref)
+        if known and not request.waits_for_grammar and self._partners.take_start(request.room):
             self.scheduler.started(request)
 
     def _post_manifest(self, request: DecodeRequest) -> None:
@@ -245,7 +242,7 @@ class DecodeCore:
         if request is not None and request.state is _S.RECEIVING:
             if sender.ref != request.dispatch.prefill.ref or record.epoch != request.epoch:
                 return
-            fault = self._fault_of(request, record)
+            fault = fault_of(request, record, self._limits.vocab_size)
             if fault is not None:
                 self._fail(request, FailureReason.HANDOFF_REJECTED, fault, now)
                 return
@@ -257,18 +254,6 @@ class DecodeCore:
             self._writer_stopped(sender, WriterStopped(record.room, record.epoch), now)
         # Committed before, or ended: either way nothing more is needed of the sender.
         self._out.append(Post(sender, HandoffAccepted(record.room, record.epoch)))
-
-    def _fault_of(self, request: DecodeRequest, record: HandoffRecord) -> str | None:
-        dispatch = request.dispatch
-        if record.num_prompt_tokens != request.num_prompt_tokens:
-            return f"prompt of {record.num_prompt_tokens} tokens, not {request.num_prompt_tokens}"
-        if record.prompt_digest != prompt_digest(dispatch.prompt_token_ids):
-            return "the prefill engine computed another prompt"
-        if record.position != dispatch.output_offset:
-            return f"token for position {record.position}, not {dispatch.output_offset}"
-        if record.token_id >= self._limits.vocab_size:
-            return f"token id {record.token_id} beyond vocabulary {self._limits.vocab_size}"
-        return None
 
     def _aborted(self, sender: Peer, message: AbortRoom, now: float) -> None:
         request = self._rooms.get(message.room)
@@ -284,18 +269,13 @@ class DecodeCore:
                 self._fail(request, FailureReason.PEER_ABORTED, message.reason.value, now)
 
     def _prefill_joined(self, info: WorkerInfo) -> None:
-        self._prefills[info.peer.ref] = info
-        self._gone.pop(info.peer.ref, None)
+        self._partners.joined(info)
         for request in list(self._rooms.values()):
             if request.state is _S.EXPECTED:
                 self._start_if_ready(request)
 
     def _peer_left(self, event: PeerLeft, now: float) -> None:
-        """One that fell silent may be found dead later: until then its transport is kept in mind."""
-        info = self._prefills.pop(event.ref, None) if event.dead else None
-        self._gone[event.ref] = None
-        if len(self._gone) > MAX_GONE:
-            del self._gone[next(iter(self._gone))]
+        info = self._partners.left(event.ref, event.dead)
         for request in list(self._rooms.values()):
             if request.dispatch.prefill.ref == event.ref and request.state in _NEEDS_PREFILL:
                 detail = f"prefill engine {event.ref} is gone"

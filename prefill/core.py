@@ -9,31 +9,28 @@ they are handed off: when decode engines are slow, no pages are left here and th
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from bootstrap.fields import MAX_PROMPT_LOGPROBS
 from bootstrap.identity import Peer
 from bootstrap.membership import WorkerLoad, WorkerState
 from bootstrap.messages import (
     AbortRoom,
     FailureReason,
-    HandoffRecord,
     LegFailed,
-    LegStats,
     PrefillDispatch,
     PrefillStarted,
-    RoomTokens,
     Stage,
     TokenBatch,
     WriterStopped,
 )
 from bootstrap.recent_rooms import RecentRooms
-from bootstrap.sampling import FinishReason
 from engine.commands import EngineCommands
 from engine.core import CompileGrammar, GrammarCompiled, Post, Received, StepPlan, StepResult
 from engine.limits import EngineLimits
 from engine.reports import ProgressReports
 from engine.step import RowFault, SampleAt, SampledToken, ScoredPrompt, SequenceChunk
 from kv_transfer.ledger import PageLedger
-from kv_transfer.prefix import BlockHasher, prompt_digest
+from kv_transfer.prefix import BlockHasher
+from prefill.bootstrap_token import finish_of, record_of, room_tokens
+from prefill.dispatch import refusal_of
 from prefill.handoffs import (
     BlocksComputed,
     EndTransfer,
@@ -186,14 +183,7 @@ class PrefillCore:
             return FailureReason.DRAINING, "the prefill engine takes no new rooms"
         if len(self._queue) >= self._limits.max_queue:
             return FailureReason.QUEUE_FULL, f"{len(self._queue)} requests wait already"
-        left = dispatch.sampling.max_tokens - dispatch.output_offset
-        if left < 1 or (left > 1 and dispatch.decode is None):
-            return FailureReason.BAD_REQUEST, f"{left} tokens left and no decode engine for them"
-        if dispatch.num_prompt_logprobs is not None:
-            num = len(dispatch.prompt_token_ids) * (dispatch.num_prompt_logprobs + 1)
-            if num > MAX_PROMPT_LOGPROBS:
-                return FailureReason.TOO_LARGE, f"{num} prompt logprobs, of {MAX_PROMPT_LOGPROBS}"
-        return self._limits.refusal(dispatch.prompt_token_ids, dispatch.output_offset)
+        return refusal_of(dispatch, self._limits)
 
     def _start_next(self, now: float) -> PrefillRequest | None:
         """The queue's head, now computing, if sequences and pages allow; nobody overtakes it."""
@@ -257,24 +247,12 @@ class PrefillCore:
             detail = f"token id {token_id} beyond vocabulary {self._limits.vocab_size}"
             self._fail(request.room, FailureReason.NUMERICAL, detail, now)
             return
-        position = dispatch.output_offset
-        finish = token.finish_at(dispatch.sampling, position)
-        if finish is None and token_id in dispatch.bootstrap_stop_ids:
-            finish = FinishReason.STOP
+        finish = finish_of(request, token)
         if self._limits.prefix_caching:
             for index, name in enumerate(request.hashes):
                 self.ledger.name_block(request.room, index, name)
-        stats = LegStats(
-            queue_s=request.started_at - request.arrived_at,
-            compute_s=now - request.started_at,
-            num_cached_tokens=request.num_cached,
-        )
-        logprobs = token.logprobs(dispatch.sampling)
-        prompt_logprobs = tuple(request.prompt_logprobs)
+        tokens = room_tokens(request, token, finish, now)
         request.prompt_logprobs.clear()
-        tokens = RoomTokens(
-            request.room, position, (token_id,), finish, stats, logprobs, prompt_logprobs
-        )
         self._out.append(Post(dispatch.reply_to, TokenBatch((tokens,))))
         if finish is None:
             self._hand_off(request, token_id)
@@ -283,18 +261,10 @@ class PrefillCore:
             self._end(request, now)
 
     def _hand_off(self, request: PrefillRequest, token_id: int) -> None:
-        dispatch = request.dispatch
         request.advance(_E.HAND_OFF, _S.SENDING)
         del self._computing[request.room]
         self.ledger.lease(request.room)
-        record = HandoffRecord(
-            room=request.room,
-            epoch=1,  # the transfer puts in the manifest's
-            token_id=token_id,
-            position=dispatch.output_offset,
-            num_prompt_tokens=request.num_tokens,
-            prompt_digest=prompt_digest(dispatch.prompt_token_ids),
-        )
+        record = record_of(request, token_id)
         self._out.append(PromptComputed(request.room, record))
 
     def _aborted(self, sender: Peer, message: AbortRoom, now: float) -> None:
