@@ -15,7 +15,7 @@ def choose_url(given: str | None) -> str:
         if not given.startswith(("http://", "https://")):
             raise ConfigError(f"url={given!r}: http://HOST:PORT is needed")
         return given.rstrip("/")
-    urls = [record.url for record in runtime.running()]
+    urls = [record.url for record in runtime.running() if record.url.startswith("http")]
     if len(urls) > 1:
         raise ConfigError(f"url=None: several are running: allowed are {', '.join(urls)}")
     return urls[0] if urls else DEFAULT_URL

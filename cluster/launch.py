@@ -40,7 +40,7 @@ def up(settings: ClusterSettings) -> int:
     _check_files(settings)
     settings = _with_checked_secret(settings)
     runtime.running()  # removes what dead ones left
-    if not runtime.port_is_free(settings.host, settings.port):
+    if settings.endpoint and not runtime.port_is_free(settings.host, settings.port):
         raise ConfigError(f"port={settings.port}: already in use on {settings.host}")
     signals = StopSignals()
     adopt_orphans()
@@ -148,6 +148,13 @@ def _check(worker: SupervisedWorker) -> None:
 
 
 def _announcement(settings: ClusterSettings, cluster: RunningCluster) -> str:
+    if not settings.endpoint:
+        return f"""
+pdserve runs {cluster.model_name} without an endpoint; load balancers find it at {cluster.bootstrap}
+  engines: {settings.prefill} prefill, {settings.decode} decode; pages move by {settings.transfer}
+
+Ctrl-C ends everything.
+"""
     body = (
         f'{{"model": "{cluster.model_name}",'
         ' "messages": [{"role": "user", "content": "What is the capital of France?"}]}'

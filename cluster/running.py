@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bootstrap.errors import ConfigError
 from bootstrap.identity import Role
 from cluster import ray_session, runtime
 from cluster.actors import NODE_ADDRESS, WorkerSpec
@@ -60,8 +61,15 @@ class RunningCluster:
         self._seen: tuple[SupervisedWorker, ...] = ()
 
     @property
+    def bootstrap(self) -> str:
+        """Where its bootstrap service listens; valid after `start`."""
+        return self._bootstrap
+
+    @property
     def url(self) -> str:
-        """Where clients on this machine reach it."""
+        """Where clients on this machine reach it; the bootstrap service's without an endpoint."""
+        if not self.settings.endpoint:
+            return self._bootstrap
         host = _local(self.settings.host)
         scheme = "http" if self.settings.ssl_certfile is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.settings.port}"
@@ -69,7 +77,7 @@ class RunningCluster:
     def start(self, progress: Progress) -> None:
         """Begin to start everything; returns when Ray runs and the rest is on its way."""
         if self.settings.owns_ray:
-            self._bootstrap = _endpoint(self._bind_host)
+            self._bootstrap = self._bootstrap_endpoint()
             self._start_balancer()  # it loads while Ray does
             progress.say("ray", "starting")
             num_actors = self.settings.num_engines + _NUM_OTHER_ACTORS
@@ -78,7 +86,7 @@ class RunningCluster:
             progress.say("ray", f"joining {self.settings.ray_address}")
             ray_session.join(self.settings.ray_address)
             self._bind_host = ray_session.node_address()
-            self._bootstrap = _endpoint(self._bind_host)
+            self._bootstrap = self._bootstrap_endpoint()
             self._start_balancer()
         progress.say("ray", "running", done=True)
         self._start_supervisor()
@@ -88,23 +96,26 @@ class RunningCluster:
 
         Raises RemoteFault when the supervisor dies again and again.
         """
-        assert self._balancer is not None
         assert self._supervisor is not None
-        self._balancer.tend(time.monotonic())
+        if self._balancer is not None:
+            self._balancer.tend(time.monotonic())
         seen = self._supervisor.tend(time.monotonic())
         if seen is None:
             return self._seen
-        balancer = self._balancer.status(time.monotonic())
-        if balancer.state == "starting" and self.is_ready():
-            self._balancer.serving(time.monotonic())
-        seen = (*seen, balancer)
+        if self._balancer is not None:
+            balancer = self._balancer.status(time.monotonic())
+            if balancer.state == "starting" and self.is_ready():
+                self._balancer.serving(time.monotonic())
+            seen = (*seen, balancer)
         if seen != self._seen:
             self._seen = seen
             self._folder.write_supervision(seen)
         return self._seen
 
     def is_ready(self) -> bool:
-        """Whether the balancer has a pair that can serve."""
+        """Whether the balancer has a pair that can serve; without one, whether all workers serve."""
+        if self._balancer is None:
+            return bool(self._seen) and all(worker.state == "serving" for worker in self._seen)
         connection = self._connection()
         try:
             connection.request("GET", "/ready")
@@ -125,6 +136,12 @@ class RunningCluster:
             _wait_for(self._supervisor.has_ended, _SUPERVISOR_STOP_S, signals)
         ray_session.leave()
 
+    def _bootstrap_endpoint(self) -> str:
+        port = self.settings.bootstrap_port
+        if port and not runtime.port_is_free(self._bind_host, port):
+            raise ConfigError(f"bootstrap_port={port}: already in use on {self._bind_host}")
+        return f"tcp://{self._bind_host}:{port or runtime.free_port(self._bind_host)}"
+
     def _connection(self) -> http.client.HTTPConnection:
         host, port = _local(self.settings.host), self.settings.port
         if self.settings.ssl_certfile is None:
@@ -135,6 +152,8 @@ class RunningCluster:
         return http.client.HTTPSConnection(host, port, timeout=_READY_TIMEOUT_S, context=context)
 
     def _start_balancer(self) -> None:
+        if not self.settings.endpoint:
+            return
         identity = BalancerIdentity(
             model_dir=self._model_dir,
             model_name=self.model_name,
@@ -206,10 +225,6 @@ def _name_of(model: str) -> str:
         return DEMO_NAME
     path = Path(model).expanduser()
     return path.resolve().name if path.is_dir() else model
-
-
-def _endpoint(host: str) -> str:
-    return f"tcp://{host}:{runtime.free_port(host)}"
 
 
 def _local(host: str) -> str:

@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class UpRecord(msgspec.Struct, frozen=True):
-    """One running `up`."""
+    """One running `up`. Without an endpoint of its own `url` is the bootstrap service's."""
 
     pid: int
     start_time: int

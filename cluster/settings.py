@@ -98,6 +98,9 @@ class ClusterSettings:
         "prefix_caching", "KV cache", "reuse blocks of equal prefixes"
     )
 
+    endpoint: bool = _key(
+        True, "endpoint", "run the load balancer; else start `pdserve balancer` beside it"
+    )
     host: str = _key("127.0.0.1", "endpoint", "address that clients connect to", "ADDR")
     port: int = _key(8000, "endpoint", "port that clients connect to")
     max_attempts: int = _key(3, "endpoint", "most engine pairs tried for one request")
@@ -125,6 +128,11 @@ class ClusterSettings:
         " serves one machine)",
         "FILE",
     )
+    bootstrap_port: int = _key(
+        0,
+        "cluster",
+        "port of the bootstrap service, which other load balancers are told; 0: any that is free",
+    )
     start_timeout_s: int = _key(300, "cluster", "give up when not ready after so long")
     log_level: str = _key("info", "cluster", f"one of {', '.join(LOG_LEVELS)}", "LEVEL")
 
@@ -142,6 +150,10 @@ class ClusterSettings:
             value = getattr(self, key)
             if not low <= value <= high:
                 raise ConfigError(f"{key}={value}: allowed are {low} to {high}")
+        if self.bootstrap_port and not 1024 <= self.bootstrap_port <= 65535:
+            raise ConfigError(
+                f"bootstrap_port={self.bootstrap_port}: allowed are 0 and 1024 to 65535"
+            )
         for key in ("model", "host", "ray_address"):
             if not getattr(self, key):
                 raise ConfigError(f"{key}='': a value is needed")
