@@ -127,6 +127,11 @@ class Sender:
         """Writes that have begun and not ended."""
         return len(self._in_flight)
 
+    @property
+    def num_writes(self) -> int:
+        """Writes that have begun, those that ended included."""
+        return self._next_write
+
     # --- events --------------------------------------------------------------------------------
 
     def manifest(self, epoch: int, first_block: int, pages: Sequence[int]) -> list[Instruction]:

@@ -24,6 +24,7 @@ from bootstrap.messages import (
 from bootstrap.recent_rooms import RecentRooms
 from engine.commands import EngineCommands
 from engine.core import CompileGrammar, GrammarCompiled, Post, Received, StepPlan, StepResult
+from engine.inspection import Inspection
 from engine.limits import EngineLimits
 from engine.reports import ProgressReports
 from engine.step import RowFault, SampleAt, SampledToken, ScoredPrompt, SequenceChunk
@@ -40,6 +41,7 @@ from prefill.handoffs import (
     TransferClosed,
     TransferFailed,
 )
+from prefill.inspection import PrefillRooms
 from prefill.request import STAGES, PrefillEvent, PrefillRequest, PrefillState
 
 _S, _E = PrefillState, PrefillEvent
@@ -60,6 +62,8 @@ class PrefillCore:
         self._reports = ProgressReports()
         self._draining = False
         self._commands = EngineCommands(self.ledger, self._num_rooms, self._end_rooms)
+        rooms = PrefillRooms(self._rooms, self._queue, self._computing, self.ledger, limits)
+        self._inspection = Inspection(self.ledger, rooms)
 
     # --- the loop's side -----------------------------------------------------------------------
 
@@ -71,6 +75,7 @@ class PrefillCore:
     def handle(self, event: object, now: float) -> None:
         """Take one event; what is unknown or late changes nothing."""
         self._out.extend(self._commands.handle(event, now))
+        self._out.extend(self._inspection.handle(event, now))
         if isinstance(event, Received):
             message = event.message
             if isinstance(message, PrefillDispatch):
@@ -91,6 +96,7 @@ class PrefillCore:
                 self._fail(request.room, FailureReason.DEADLINE, "deadline passed in prefill", now)
         self._out.append(PassTime(now))
         self._out.extend(self._commands.tick(now))
+        self._inspection.tick(now)
         self._out.extend(self._reports.due(self._held_rooms(), now))
 
     def plan(self, now: float) -> StepPlan | None:
@@ -151,6 +157,7 @@ class PrefillCore:
             num_running=len(self._computing),
             num_rooms=len(self._rooms),
             pages=self.ledger.counts(),
+            counters={"orphan_pages": self._inspection.num_orphan_pages},
         )
 
     # --- dispatch ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from bootstrap.messages import (
 )
 from bootstrap.recent_rooms import RecentRooms
 from engine.core import Post
+from engine.inspection import TransferView
 from kv_transfer.sender import (
     ENDED,
     Commit,
@@ -182,6 +183,21 @@ class Handoffs:
                 self._out.append(Post(handoff.decode, handoff.committed))
             elif not handoff.sender.epoch and handoff.pending is None:
                 self._out.append(Post(handoff.decode, PrefillStarted(room)))
+
+    def views(self) -> dict[bytes, TransferView]:
+        """How far each room's transfer is."""
+        return {
+            room: TransferView(
+                peer=handoff.decode,
+                state=handoff.sender.state.value,
+                epoch=handoff.sender.epoch,
+                num_writes=handoff.sender.num_writes,
+                num_in_flight=handoff.sender.num_in_flight,
+                num_sent_blocks=handoff.num_sent,
+                moved_at=handoff.moved_at,
+            )
+            for room, handoff in self._rooms.items()
+        }
 
     # --- from the engine -----------------------------------------------------------------------
 

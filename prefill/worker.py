@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from bootstrap.identity import Peer, Role, WorkerRef
+from bootstrap.inspection import AskLedger
 from bootstrap.membership import WorkerInfo
 from bootstrap.messages import HandoffAccepted, Manifest, Message
 from engine.core import CompileGrammar, Post, Received
 from engine.host import EngineHost, Links
+from engine.inspection import LedgerAsked
 from engine.limits import EngineLimits
 from engine.settings import EngineSettings
 from kv_transfer.layout import merge_runs
@@ -69,6 +71,9 @@ class PrefillRole:
         elif isinstance(message, HandoffAccepted):
             with self._locked() as handoffs:
                 handoffs.accepted(sender, message)
+        elif isinstance(message, AskLedger):
+            with self._locked() as handoffs:
+                self._links().put(LedgerAsked(sender, message, handoffs.views()))
         else:
             self._links().put(Received(sender, message))
 
