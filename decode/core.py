@@ -25,6 +25,7 @@ from bootstrap.messages import (
 )
 from bootstrap.recent_rooms import RecentRooms
 from decode.handoff import fault_of
+from decode.inspection import DecodeRooms
 from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown, TornDown
 from decode.partners import Partners
 from decode.quarantine import Quarantine
@@ -42,6 +43,7 @@ from engine.core import (
     StepResult,
     SwapIn,
 )
+from engine.inspection import Inspection
 from engine.limits import EngineLimits
 from engine.reports import ProgressReports
 from engine.step import RowFault, SampledToken
@@ -65,6 +67,9 @@ class DecodeCore:
         self._draining = False
         ledger = self.scheduler.ledger
         self._commands = EngineCommands(ledger, self._num_rooms, self._end_rooms)
+        is_known = self._partners.is_known
+        rooms = DecodeRooms(self._rooms, self.scheduler, self.quarantine, limits, is_known)
+        self._inspection = Inspection(ledger, rooms)
 
     # --- the loop's side -----------------------------------------------------------------------
 
@@ -76,6 +81,7 @@ class DecodeCore:
     def handle(self, event: object, now: float) -> None:
         """Take one event; what is unknown or late changes nothing."""
         self._out.extend(self._commands.handle(event, now))
+        self._out.extend(self._inspection.handle(event, now))
         if isinstance(event, Received):
             self._received(event.sender, event.message, now)
         elif isinstance(event, PeerJoined):
@@ -96,6 +102,7 @@ class DecodeCore:
             self._free(room, 0)
         self._out.extend(self.quarantine.requests(now))
         self._out.extend(self._commands.tick(now))
+        self._inspection.tick(now)
         self._out.extend(self._reports.due(self._held_rooms(), now))
 
     def plan(self, now: float) -> StepPlan | None:
@@ -150,7 +157,10 @@ class DecodeCore:
             num_running=len(self.scheduler.running),
             num_rooms=len(self._rooms),
             pages=self.scheduler.ledger.counts(),
-            counters={"retractions": self.scheduler.num_retractions},
+            counters={
+                "retractions": self.scheduler.num_retractions,
+                "orphan_pages": self._inspection.num_orphan_pages,
+            },
         )
 
     # --- messages ------------------------------------------------------------------------------
