@@ -19,7 +19,7 @@ from benchmarks.prompts import unique_prompt
 from benchmarks.served import histogram_totals, model_name, served
 from benchmarks.streaming import stream_completion
 
-PREFILL_TIME = "pdserve:request_prefill_time_seconds"
+PREFILL_TIME = "vllm:request_prefill_time_seconds"
 NUM_OUTPUT = 24
 
 

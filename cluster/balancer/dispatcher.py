@@ -23,9 +23,11 @@ from cluster.balancer.commands import Commands
 from cluster.balancer.core import BalancerCore, News, Post
 from cluster.balancer.crossing import Crossing
 from cluster.balancer.early_aborts import EarlyAborts
+from cluster.balancer.engine_metrics import EngineMetrics
 from cluster.balancer.generation import Generation, GenerationFailed
 from cluster.balancer.instructions import (
     Deliver,
+    Dispatch,
     EndAttempt,
     Fail,
     Failure,
@@ -58,7 +60,7 @@ class Dispatcher:
         """Open the sockets; raises ConfigError. Needs a running loop."""
         self.settings = settings
         self.text = Tokenization(tokenizer, settings.num_text_threads)
-        self.metrics = Metrics()
+        self.metrics = Metrics(settings.model_name)
         self.readiness = Readiness()
         self.members_changed = asyncio.Event()  # set at each change, for whoever clears it
         self.stopping = False
@@ -92,6 +94,8 @@ class Dispatcher:
             "Messages that named no live room, or were not for a balancer",
             lambda: {"room": counts["room"], "kind": counts["kind"]},
         )
+        members = self.core.members
+        self.metrics.registry.register(EngineMetrics(self.settings.model_name, lambda: members))
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="balancer-tick")
 
     async def stop(self) -> None:
@@ -257,7 +261,7 @@ class Dispatcher:
                 self._carry_out(now)
             except Exception:
                 log.exception("a tick failed")
-            self.metrics.running.set(self.core.num_requests)
+            self.metrics.running.set(self.core.num_requests - self.core.num_waiting)
             self.metrics.waiting.set(self.core.num_waiting)
             self.metrics.ready.set(self.unready_reason() is None)
 
@@ -289,6 +293,9 @@ class Dispatcher:
             self._timelines.measured(key, what)
         elif isinstance(what, Retry):
             self._timelines.retried(key, what.reason.value)
+        elif isinstance(what, Dispatch):
+            prefill, decode = what.attempt.pair.refs
+            self._timelines.dispatched(key, prefill.worker_id, decode.worker_id)
         if isinstance(what, Deliver | Fail):
             generation, index = self._listeners[key]
             if isinstance(what, Fail) or what.finish is not None:

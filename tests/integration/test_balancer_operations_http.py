@@ -16,7 +16,7 @@ from bootstrap.identity import Role
 from bootstrap.messages import FailureReason
 from cluster.balancer.serve import listen
 from tests.support import balancer_cluster
-from tests.support.balancer_cluster import complete
+from tests.support.balancer_cluster import MODEL, complete
 from tests.support.tiny_model import make_tiny_model
 from tests.support.waiting import wait_for
 
@@ -87,9 +87,15 @@ def test_metrics_count_what_clients_asked(cluster, ids):
         complete(cluster, max_tokens=10_000)
     text = cluster.http.get("/metrics").text
     assert 'pdserve:requests_total{outcome="stop"} 1.0' in text
-    assert f"pdserve:generation_tokens_total {float(len(ids))}" in text
-    assert "pdserve:time_to_first_token_seconds_count 1.0" in text
-    assert "pdserve:e2e_request_latency_seconds_count 1.0" in text
+    model = f'{{model_name="{MODEL}"}}'
+    assert f"vllm:generation_tokens_total{model} {float(len(ids))}" in text
+    assert f"vllm:time_to_first_token_seconds_count{model} 1.0" in text
+    assert f"vllm:e2e_request_latency_seconds_count{model} 1.0" in text
+    assert f"vllm:request_generation_tokens_sum{model} {float(len(ids))}" in text
+    assert f'vllm:request_success_total{{finished_reason="stop",{model[1:]} 1.0' in text
+    assert 'pdserve:pair_requests_total{decode="d1",prefill="p1"} 1.0' in text
+    assert 'pdserve:kv_pages{role="decode",state="free",worker="d1"} 64.0' in text
+    assert f'vllm:kv_cache_usage_perc{model[:-1]},role="prefill",worker="p1"}} 0.0' in text
     assert 'pdserve:messages_total{kind="received"}' in text
     assert 'pdserve:dropped_messages_total{kind="room"} 0.0' in text
 
