@@ -16,7 +16,6 @@ from bootstrap.messages import (
     HandoffAccepted,
     HandoffRecord,
     LegFailed,
-    Manifest,
     PrefillStarted,
     RoomTokens,
     Stage,
@@ -25,10 +24,10 @@ from bootstrap.messages import (
 )
 from bootstrap.recent_rooms import RecentRooms
 from decode.handoff import fault_of
+from decode.inbound import Inbound
 from decode.inspection import DecodeRooms
-from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown, TornDown
+from decode.instructions import DropSwap, InboundClosed, TearDown, TornDown
 from decode.partners import Partners
-from decode.quarantine import Quarantine
 from decode.request import STAGES, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
 from engine.commands import EngineCommands
@@ -57,7 +56,8 @@ class DecodeCore:
 
     def __init__(self, limits: EngineLimits) -> None:
         self.scheduler = DecodeScheduler(limits)
-        self.quarantine = Quarantine()
+        self.inbound = Inbound(self.scheduler.ledger)
+        self.quarantine = self.inbound.quarantine
         self._limits = limits
         self._rooms: dict[bytes, DecodeRequest] = {}
         self._tombstones = RecentRooms()
@@ -91,16 +91,14 @@ class DecodeCore:
         elif isinstance(event, GrammarCompiled):
             self._grammar_compiled(event, now)
         elif isinstance(event, TornDown):
-            self.quarantine.torn_down(event.ref, now)
+            self.inbound.torn_down(event, now)
 
     def tick(self, now: float) -> None:
         """Deadlines, quarantines, and once a second a word to each balancer about its rooms."""
         for request in list(self._rooms.values()):
             if now >= request.deadline_at:
                 self._fail(request, FailureReason.DEADLINE, "deadline passed in decode", now)
-        for room in self.quarantine.due(now):
-            self._free(room, 0)
-        self._out.extend(self.quarantine.requests(now))
+        self._out.extend(self.inbound.tick(now))
         self._out.extend(self._commands.tick(now))
         self._inspection.tick(now)
         self._out.extend(self._reports.due(self._held_rooms(), now))
@@ -109,9 +107,7 @@ class DecodeCore:
         """One token for every running request; the newly admitted get their manifests."""
         plan, admitted = self.scheduler.plan(now)
         for request in admitted:
-            self.scheduler.ledger.expose(request.room)
-            self._out.append(InboundOpened(request.room))
-            self._post_manifest(request)
+            self._out.extend(self.inbound.open(request))
         return plan
 
     def complete(self, plan: StepPlan, results: Sequence[StepResult], now: float) -> None:
@@ -229,7 +225,7 @@ class DecodeCore:
             self._partners.started(message.room, now)
             self._start_if_ready(request)
         elif request.state is _S.RECEIVING:  # it asks again: the manifest was lost
-            self._post_manifest(request)
+            self._out.append(self.inbound.manifest(request))
 
     def _start_if_ready(self, request: DecodeRequest) -> None:
         """Pages are promised only to a writer whose death would be told us.
@@ -239,12 +235,6 @@ class DecodeCore:
         known = self._partners.is_known(request.dispatch.prefill.ref)
         if known and not request.waits_for_grammar and self._partners.take_start(request.room):
             self.scheduler.started(request)
-
-    def _post_manifest(self, request: DecodeRequest) -> None:
-        first_block = request.num_named
-        pages = self.scheduler.ledger.pages_of(request.room)[first_block:]
-        manifest = Manifest(request.room, request.epoch, first_block, pages)
-        self._out.append(Post(request.dispatch.prefill, manifest))
 
     def _handoff(self, sender: Peer, record: HandoffRecord, now: float) -> None:
         """The record is the only thing that makes the room's pages valid."""
@@ -294,24 +284,17 @@ class DecodeCore:
             self._out.append(TearDown(event.ref, info.transfer.agent_name))
 
     def _writer_stopped(self, sender: Peer, message: WriterStopped, now: float) -> None:
-        """Only the writer itself is believed; of a write that was cut short the rest may still come."""
-        room = message.room
-        request = self._rooms.get(room)
-        writer = self.quarantine.writer_of(room) if request is None else request.dispatch.prefill
-        if writer is None or writer.ref != sender.ref:
+        """Only the writer itself is believed."""
+        request = self._rooms.get(message.room)
+        if request is None:
+            believed = self.inbound.is_writer(sender, message.room)
+        else:
+            believed = sender.ref == request.dispatch.prefill.ref
+        if not believed:
             return
-        if message.cut:
-            if request is not None and request.state is _S.RECEIVING:
-                self._fail(request, FailureReason.TRANSFER_FAILED, "a write was cut short", now)
-            self.quarantine.cut(room, now)
-        elif not self.quarantine.is_settling(room):
-            self._free(room, message.epoch)
-
-    def _free(self, room: bytes, epoch: int) -> None:
-        self.scheduler.ledger.writer_stopped(room, epoch)
-        if room in self.quarantine.rooms() and not self.scheduler.ledger.pages_of(room):
-            self.quarantine.end(room)
-            self._out.append(InboundClosed(room))
+        if message.cut and request is not None and request.state is _S.RECEIVING:
+            self._fail(request, FailureReason.TRANSFER_FAILED, "a write was cut short", now)
+        self._out.extend(self.inbound.writer_stopped(message, now))
 
     # --- steps and ends ------------------------------------------------------------------------
 
@@ -355,10 +338,9 @@ class DecodeCore:
         was = request.state
         del self._rooms[room]
         self._tombstones.add(room, now)
-        if self.scheduler.remove(request):
-            self.quarantine.add(room, request.dispatch.prefill, now)
-        elif was is _S.RECEIVING:
-            self._out.append(InboundClosed(room))
+        exposed = self.scheduler.remove(request)
+        if was is _S.RECEIVING:
+            self._out.extend(self.inbound.ended(request, exposed, now))
         if was is _S.RETRACTED:
             self._out.append(DropSwap(room))
 

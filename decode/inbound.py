@@ -1,0 +1,70 @@
+"""Pages that a prefill engine may write: from the manifest to the commit, or to the quarantine's end.
+
+It knows which writer a room waits for and when its pages are free; the core knows why a room ended.
+"""
+
+from bootstrap.identity import Peer
+from bootstrap.messages import Manifest, WriterStopped
+from decode.instructions import InboundClosed, InboundOpened, TornDown
+from decode.quarantine import Quarantine
+from decode.request import DecodeRequest
+from engine.core import Post
+from kv_transfer.ledger import PageLedger
+
+
+class Inbound:
+    """Between a room's InboundOpened and its InboundClosed, and at no other time, a peer may write it."""
+
+    def __init__(self, ledger: PageLedger) -> None:
+        self.quarantine = Quarantine()
+        self._ledger = ledger
+
+    def open(self, request: DecodeRequest) -> list[object]:
+        """The admitted request's pages go into a manifest."""
+        self._ledger.expose(request.room)
+        return [InboundOpened(request.room), self.manifest(request)]
+
+    def manifest(self, request: DecodeRequest) -> Post:
+        """The pages that its prefill engine is to write."""
+        first_block = request.num_named
+        pages = self._ledger.pages_of(request.room)[first_block:]
+        manifest = Manifest(request.room, request.epoch, first_block, pages)
+        return Post(request.dispatch.prefill, manifest)
+
+    def ended(self, request: DecodeRequest, exposed: bool, now: float) -> list[object]:
+        """A receiving request ended; `exposed` when its pages stay back until the writer stopped."""
+        if not exposed:
+            return [InboundClosed(request.room)]
+        self.quarantine.add(request.room, request.dispatch.prefill, now)
+        return []
+
+    def is_writer(self, sender: Peer, room: bytes) -> bool:
+        """Whether the room is in quarantine because of `sender`."""
+        writer = self.quarantine.writer_of(room)
+        return writer is not None and writer.ref == sender.ref
+
+    def writer_stopped(self, message: WriterStopped, now: float) -> list[object]:
+        """The writer itself says so; of a write that was cut short the rest may still come."""
+        if message.cut:
+            self.quarantine.cut(message.room, now)
+            return []
+        return [] if self.quarantine.is_settling(message.room) else self._free(message)
+
+    def torn_down(self, event: TornDown, now: float) -> None:
+        """A dead writer's connection is gone."""
+        self.quarantine.torn_down(event.ref, now)
+
+    def tick(self, now: float) -> list[object]:
+        """Quarantines whose time is over, and what is asked of writers that have not answered."""
+        freed = [
+            each for room in self.quarantine.due(now) for each in self._free(WriterStopped(room))
+        ]
+        return [*freed, *self.quarantine.requests(now)]
+
+    def _free(self, stopped: WriterStopped) -> list[object]:
+        room = stopped.room
+        self._ledger.writer_stopped(room, stopped.epoch)
+        if room not in self.quarantine.rooms() or self._ledger.pages_of(room):
+            return []
+        self.quarantine.end(room)
+        return [InboundClosed(room)]
