@@ -1,9 +1,11 @@
 """Who may ask what: keys of clients and of administrators, checked before a body is read.
 
 Owns which paths are open. Without a key file clients need no key; without an administrators' key file
-there are no administrators' routes at all.
+there are no administrators' routes at all, and what shows other users' requests (`/debug/`) is for this
+machine alone.
 """
 
+import ipaddress
 from dataclasses import dataclass
 
 from starlette.responses import JSONResponse
@@ -14,17 +16,23 @@ from cluster.api.keys import KeyFile
 from cluster.balancer.settings import BalancerSettings
 
 ADMIN_PREFIX = "/admin/"
+DEBUG_PREFIX = "/debug/"
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 
 _BEARER = "bearer "
+_NOT_LOCAL = (
+    "Other machines can reach this server, so this route asks for an administrator's key, and the"
+    " server has no file of them (--admin-key-file)."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Both kinds of keys; None where no file is set."""
+    """Both kinds of keys; None where no file is set. `local` when only this machine can connect."""
 
     clients: KeyFile | None = None
     admins: KeyFile | None = None
+    local: bool = False
 
     @classmethod
     def of(cls, settings: BalancerSettings) -> "Keys":
@@ -32,6 +40,7 @@ class Keys:
         return cls(
             _key_file("api_key_file", settings.api_key_file),
             _key_file("admin_key_file", settings.admin_key_file),
+            _is_loopback(settings.host),
         )
 
     def reload(self) -> None:
@@ -46,6 +55,11 @@ class Keys:
             return None
         if path.startswith(ADMIN_PREFIX):
             return self._admin_refusal(path, given)
+        if path.startswith(DEBUG_PREFIX):
+            if self.admins is not None:
+                return self._admin_refusal(path, given)
+            if not self.local:
+                return ApiError(403, _NOT_LOCAL, code="forbidden")
         if self.clients is None or (given is not None and self.clients.allows(given)):
             return None
         return _unauthorized(given)
@@ -96,6 +110,13 @@ def _unauthorized(given: str | None) -> ApiError:
             " 'Authorization: Bearer KEY'."
         )
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _key_file(name: str, path: str | None) -> KeyFile | None:

@@ -13,6 +13,7 @@ from cluster.api import (
     admin,
     chat,
     completions,
+    debug,
     models,
     operations,
     server_info,
@@ -55,6 +56,7 @@ def create_app(dispatcher: Dispatcher, keys: Keys) -> FastAPI:
         version,
         server_info,
         admin,
+        debug,
     ):
         app.include_router(module.router)
     describe(app)

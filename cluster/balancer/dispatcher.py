@@ -15,6 +15,7 @@ from bootstrap.client import BootstrapClient
 from bootstrap.commands import CommandAnswered
 from bootstrap.directory import DirectoryEvent, Joined, Left, LoadsChanged
 from bootstrap.identity import Peer, WorkerRef, new_incarnation, new_room
+from bootstrap.inspection import LedgerReport
 from bootstrap.mailbox import Mailbox
 from bootstrap.messages import FailureReason, Message
 from bootstrap.security import Security
@@ -25,6 +26,7 @@ from cluster.balancer.crossing import Crossing
 from cluster.balancer.early_aborts import EarlyAborts
 from cluster.balancer.engine_metrics import EngineMetrics
 from cluster.balancer.generation import Generation, GenerationFailed
+from cluster.balancer.inspection import LedgerAsks
 from cluster.balancer.instructions import (
     Deliver,
     Dispatch,
@@ -43,6 +45,7 @@ from cluster.balancer.readiness import Readiness
 from cluster.balancer.request import Request, RequestSpec, RetryRules
 from cluster.balancer.settings import BalancerSettings
 from cluster.balancer.stats import RequestStats
+from cluster.balancer.stories import Stories
 from cluster.balancer.text import ChoiceText, TextRules
 from cluster.balancer.timelines import Timelines
 from cluster.balancer.tokenization import Tokenization
@@ -68,6 +71,7 @@ class Dispatcher:
         self.early_aborts = EarlyAborts()
         self._rules = RetryRules(settings.max_attempts, settings.pair_wait_s, settings.silence_s)
         self._timelines = Timelines(self.metrics)
+        self.stories = Stories()
         self._keys = itertools.count(1)
         self._listeners: dict[int, tuple[Generation, int]] = {}  # by key: whose choice it is
         secret_file = settings.secret_file
@@ -81,6 +85,7 @@ class Dispatcher:
         self.core = BalancerCore(peer, Members(tokenizer.digest), new_room)
         self._client = BootstrapClient(settings.bootstrap, peer, security, self._crossing.put)
         self.commands = Commands(self._mailbox.post)
+        self.ledgers = LedgerAsks(self._mailbox.post)
         self._ticker: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -143,6 +148,7 @@ class Dispatcher:
             self._listeners[key] = generation, index
             if counted:
                 self._timelines.began(key, spec, stats[index])
+                self.stories.began(key, spec, now)
             self.core.submit(key, Request(spec, self._rules, now + timeout_s, now), now)
         self._carry_out(now)
         return generation
@@ -190,6 +196,11 @@ class Dispatcher:
         unproven = self.readiness.unproven_reason(pools, time.monotonic())
         return self.core.members.unready_reason() or (unproven and Reason(unproven)) or None
 
+    def wire_counts(self) -> dict[str, int]:
+        """Messages of this balancer by what became of them, and those that named no live room."""
+        strays = {f"stray_{kind}": count for kind, count in self.core.strays.counts.items()}
+        return {**self._mailbox.counters(), **strays}
+
     async def _pools(self) -> Sequence[Pool]:
         """What can serve now; waits a little for somebody who can."""
         deadline_at = time.monotonic() + self.settings.pair_wait_s
@@ -207,6 +218,7 @@ class Dispatcher:
         if hit:
             self.core.stop_hit(key, now)
             self._timelines.ended(key, "stop", now)
+            self.stories.ended(key, "stop", now)
         else:
             self.core.cancel(key, now)
         self._carry_out(now)
@@ -233,6 +245,8 @@ class Dispatcher:
     def _take_message(self, sender: Peer, message: Message, now: float) -> None:
         if isinstance(message, CommandAnswered):
             self.commands.answered(sender, message)
+        elif isinstance(message, LedgerReport):
+            self.ledgers.answered(sender, message)
         else:
             self.core.receive(sender, message, now)
 
@@ -243,10 +257,12 @@ class Dispatcher:
         if isinstance(event, Joined):
             log.info("%s joined as %s", event.member.info.peer.ref, event.member.info.role.value)
             self.core.joined(event.member, now)
+            self.ledgers.joined(event.member.info.peer.ref)
         elif isinstance(event, Left):
             log.warning("%s left: %s", event.ref, event.reason.value)
             self.core.left(event.ref, event.reason.value, now)
             self.commands.left(event.ref)
+            self.ledgers.left(event, now)
             if event.dead:
                 self._mailbox.forget(event.endpoint)
         self.readiness.keep_only(self.core.members.refs)
@@ -277,6 +293,7 @@ class Dispatcher:
     def _tell(self, news: News, now: float) -> None:
         key, what = news.key, news.what
         note(news, is_probe=key not in self._timelines)
+        self.stories.told(news, now)
         if isinstance(what, Deliver):
             self._timelines.tokens(key, len(what.token_ids), now)
             attempt = news.request.attempt

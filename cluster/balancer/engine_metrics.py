@@ -27,6 +27,7 @@ class EngineMetrics(Collector):
         queued = _gauge("engine_requests_waiting", "Requests that wait in the engine")
         running = _gauge("engine_requests_running", "Requests in the engine's steps")
         pages = _gauge("kv_pages", "Pages by the ledger's state", "state")
+        orphans = _gauge("orphan_pages", "Pages held for rooms that the engine does not know")
         usage = GaugeMetricFamily(
             "vllm:kv_cache_usage_perc",
             "Share of an engine's pages that a new request may not take, 1 is all",
@@ -53,9 +54,11 @@ class EngineMetrics(Collector):
             for kind, count in load.counters.items():
                 if kind == "retractions":
                     preemptions.add_metric([self._model_name, *who], count)
+                elif kind == "orphan_pages":
+                    orphans.add_metric(who, count)
                 else:
                     events.add_metric([*who, kind], count)
-        return [ready, queued, running, pages, usage, preemptions, events]
+        return [ready, queued, running, pages, orphans, usage, preemptions, events]
 
 
 def _gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
