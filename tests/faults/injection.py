@@ -15,6 +15,7 @@ RESTART_S = 0.05  # from a death to its successor, where a supervisor is quick
 REPLACE_S = 0.5  # from a stop to the successor of what is stopped
 REFUSED_S = 1.5
 HOLE_S = 45.0  # at most; it is mended once the client has its outcome
+OVERTAKEN_S = 3.0  # at most, for want of another message
 LATE_S = 0.5  # after the outcome: when a message comes once more
 STARTUP_S = 5.0  # from a kill to the successor's registration: a model has to load
 
@@ -50,7 +51,7 @@ class Injection:
     # --- moments of a message ------------------------------------------------------------------
 
     def _about_to_send(self, packet: Packet) -> bool:
-        if self._held is not None and isinstance(self._held, Packet):
+        if isinstance(self._held, Packet):
             self._overtaken(packet, self._held)
         if self._scenario.is_step(packet):
             self._scenario.came, self._own = True, packet
@@ -84,12 +85,13 @@ class Injection:
             self._carry_again(packet)
         elif fault is Fault.REORDER:
             self._held = packet
+            self._world.clock.at(OVERTAKEN_S, self._overtaken, packet, packet)
             return False
         elif fault is Fault.TRUNCATE:
             assert not survives_truncation(packet, self._world.rng.randint(1, 40))
         elif fault is Fault.CORRUPT:  # CURVE rejects the frame and drops the connection
             network.reset(*packet.link)
-        self.over = True
+        self._world.clock.at(DELAY_S if fault is Fault.DELAY else 0.0, self._end)
         return False
 
     def _carry_again(self, packet: Packet) -> None:
@@ -100,7 +102,7 @@ class Injection:
         self.over = True
 
     def _overtaken(self, packet: Packet, held: Packet) -> None:
-        if packet.link == held.link:
+        if packet.link == held.link and self._held is held:
             self._held, self.over = None, True
             self._world.clock.at(0.0, self._world.network.carry, held)
 
@@ -242,6 +244,8 @@ def _packets_around(
     mine = [packet.number for packet in scenario.world.network.sent if packet.link == own[0].link]
     place = mine.index(own[0].number)
     before = mine[place - 1] if place else None
+    if before is not None and before < scenario.num_sent_before:
+        before = None
     after = mine[place + 1] if place + 1 < len(mine) else None
     return {Position.BEFORE: before, Position.DURING: own[0].number, Position.AFTER: after}
 

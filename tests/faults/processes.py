@@ -136,14 +136,13 @@ class Worker(_Client):
         me: Peer,
         node: PrefillNode | DecodeNode,
         truth: Truth,
-        on_write: "Callable[[Worker, Write], None]",
+        on_writes: "Callable[[Worker], None]",
     ) -> None:
         super().__init__(clock, network, me, node.info)
         self.node = node
         self.fenced = False
         self._truth = truth
-        self._on_write = on_write
-        self._seen: set[int] = set()
+        self._on_writes = on_writes
         self._looks = False  # whether a look around is due
         self._round()
 
@@ -216,11 +215,8 @@ class Worker(_Client):
         posts, self.node.posts = self.node.posts, []
         for post in posts:
             self.network.send(self.me, post.peer.ref, post.peer.endpoint, post.message)
-        if isinstance(self.node, PrefillNode):
-            for write in list(self.node.writes):
-                if id(write) not in self._seen:
-                    self._seen.add(id(write))
-                    self._on_write(self, write)
+        if isinstance(self.node, PrefillNode) and self.node.writes:
+            self._on_writes(self)
 
 
 class BalancerProcess(_Client):

@@ -59,6 +59,7 @@ class Scenario:
         self.world = World(seed, cell.layout.value, absent)
         self.main: int | None = None
         self.came = False
+        self.num_sent_before = 0  # packets of the time before anything is asked for
         self.world.transport.has_flown = self._write_began
 
     @property
@@ -87,6 +88,7 @@ class Scenario:
             outcomes = [world.clients[key] for key in warm_ups]
             assert clock.run(BOOT_S, lambda: all(c.outcome == "finished" for c in outcomes))
             assert len({room for c in outcomes for room in c.rooms}) == pairs
+        self.num_sent_before = len(world.network.sent)
         start_at = 1.0
         if self._step is Step.HEARTBEAT:
             start_at = world.worker(self._subject).session.due_at - 0.05

@@ -53,8 +53,17 @@ class Transport:
         self.has_flown: Callable[[Flight], None] = lambda flight: None
         self.landed: Callable[[Flight], None] = lambda flight: None
 
-    def submit(self, source: Worker, write: Write) -> None:
-        """The pump of `source` was asked for a write."""
+    def look(self, source: Worker) -> None:
+        """The pump of `source` may have been asked for writes, or to drop a connection."""
+        known = {id(flight.write) for flight in self.active()}
+        assert isinstance(source.node, PrefillNode)
+        for write in list(source.node.writes):
+            if write.doomed:
+                self._clock.at(REFUSAL_S, self._cut_doomed)
+            if id(write) not in known:
+                self._submit(source, write)
+
+    def _submit(self, source: Worker, write: Write) -> None:
         flight = Flight(next(self._numbers), write, source)
         self.flights.append(flight)
         if self.about_to_fly(flight):
@@ -92,8 +101,7 @@ class Transport:
     def target_died(self, target: Worker) -> None:
         """Nobody reads what is written to it."""
         for flight in self.active():
-            if self.target(flight) is target:
-                flight.write.left.clear()
+            if flight.write.submit.agent_name == target.info.transfer.agent_name:
                 self._clock.at(REFUSAL_S, self.cut, flight, "the peer is gone")
 
     def link_broke(self, one: str, other: str) -> None:
@@ -115,6 +123,11 @@ class Transport:
 
     # --- inner ---------------------------------------------------------------------------------
 
+    def _cut_doomed(self) -> None:
+        for flight in self.active():
+            if flight.write.doomed:
+                self.cut(flight, "disconnected")
+
     def _land_half(self, flight: Flight) -> None:
         if self._goes_on(flight, self._land_half) and flight.spoiled != "drop":
             for _ in range(len(flight.write.left) // 2):
@@ -132,6 +145,7 @@ class Transport:
         """False when it is over, and when something holds it up: then it is tried again later."""
         target = self.target(flight)
         if flight.over or target is None:
+            self.cut(flight, "the peer is gone")
             return False
         if flight.source.stopped or target.stopped or self._is_holed(flight, target):
             self._clock.at(0.1, action, flight)

@@ -20,7 +20,6 @@ from tests.faults.processes import BalancerProcess, Process, Service, Worker, ma
 from tests.faults.transport import Transport
 from tests.support.cores import limits
 from tests.support.joined_memory import VOCAB_SIZE, kv_of, solo_run
-from tests.support.joined_nodes import Write
 
 DEADLINE_S = 60.0
 EVICTION_S = 0.2  # a supervisor sees a process end, and says so
@@ -96,7 +95,7 @@ class World:
             num_blocks=6, vocab_size=VOCAB_SIZE, max_num_batched_tokens=4, prefix_caching=True
         )
         node = make_node(me, role, pool)
-        worker = Worker(self.clock, self.network, me, node, self._truth, self._begin_write)
+        worker = Worker(self.clock, self.network, me, node, self._truth, self.transport.look)
         self._inboxes[me.endpoint] = worker
         return worker
 
@@ -158,9 +157,6 @@ class World:
         if sender.stopped:
             sender.act(self.network.carry, packet)
         return not sender.stopped
-
-    def _begin_write(self, source: Worker, write: Write) -> None:
-        self.transport.submit(source, write)
 
     def _deliver(self, packet: Packet) -> None:
         process = self._inboxes.get(packet.endpoint)
