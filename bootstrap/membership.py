@@ -22,12 +22,16 @@ class TransferMetadata(Struct, frozen=True):
 
 
 class WorkerLimits(Struct, frozen=True):
-    """What a worker can ever take; requests beyond it are refused before dispatch."""
+    """What a worker can ever take; requests beyond it are refused before dispatch.
+
+    `max_num_batched_tokens` is what a prefill worker computes in one step; 0 when it does not say.
+    """
 
     max_model_len: Gauge
     num_blocks: Gauge
     max_num_seqs: Gauge
     max_queue: Gauge
+    max_num_batched_tokens: Gauge = 0
 
 
 class WorkerInfo(Struct, frozen=True):

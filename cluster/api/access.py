@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.api.errors import ApiError
-from cluster.api.keys import KeyFile
+from cluster.api.keys import KeyFile, key_digest
 from cluster.balancer.settings import BalancerSettings
 
 ADMIN_PREFIX = "/admin/"
@@ -77,7 +77,10 @@ class Keys:
 
 
 class Access:
-    """ASGI middleware: what is refused reaches no handler, and its body is never read."""
+    """ASGI middleware: what is refused reaches no handler, and its body is never read.
+
+    Where clients have keys, `request.state.tenant` tells one key from another, and not what it is.
+    """
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app
@@ -87,7 +90,10 @@ class Access:
         """Handle one connection."""
         app: ASGIApp = self._app
         if scope["type"] == "http":
-            error = self._keys.refusal(scope["path"], given_key(scope))
+            given = given_key(scope)
+            error = self._keys.refusal(scope["path"], given)
+            if given is not None and self._keys.clients is not None:
+                scope.setdefault("state", {})["tenant"] = key_digest(given).hex()[:16]
             if error is not None:
                 app = JSONResponse(error.body, error.status, error.headers)
         await app(scope, receive, send)

@@ -37,6 +37,8 @@ async def chat_ask(
     return Ask(
         request_id=name.request_id,
         answer_id=name.answer_id,
+        tenant=name.tenant,
+        traceparent=name.traceparent,
         prompts=(prompt,),
         sampling=_sampling(dispatcher, body, body.num_logprobs, grammar),
         n=body.n or 1,
@@ -59,6 +61,8 @@ async def completion_ask(dispatcher: Dispatcher, body: CompletionRequest, name: 
     return Ask(
         request_id=name.request_id,
         answer_id=name.answer_id,
+        tenant=name.tenant,
+        traceparent=name.traceparent,
         prompts=tuple(prompts),
         sampling=_sampling(dispatcher, body, body.logprobs, grammar),
         n=body.n or 1,

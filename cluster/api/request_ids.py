@@ -16,18 +16,33 @@ HEADER = "x-request-id"
 
 _FIT = re.compile(r"[A-Za-z0-9._:/+=-]{1,100}")  # leaves room for a choice's number on the wire
 
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
 
 @dataclass(frozen=True, slots=True)
 class CallName:
-    """`answer_id` is unique, and the only one to find a call by; `request_id` is what logs say."""
+    """`answer_id` is unique, and the only one to find a call by; `request_id` is what logs say.
+
+    `tenant` is whose key the call came with, "" where there are no keys; `traceparent` is the W3C header
+    of that name, "" where it is none.
+    """
 
     answer_id: str
     request_id: str
+    tenant: str = ""
+    traceparent: str = ""
 
     @classmethod
     def new(cls, request: Request, prefix: str) -> "CallName":
         """A name for the call that `request` makes; its answer's id begins with `prefix`."""
-        return cls(f"{prefix}{uuid.uuid4().hex}", request.state.request_id)
+        tenant = getattr(request.state, "tenant", "")
+        given = request.headers.get("traceparent", "")
+        return cls(
+            answer_id=f"{prefix}{uuid.uuid4().hex}",
+            request_id=request.state.request_id,
+            tenant=tenant,
+            traceparent=given if _TRACEPARENT.fullmatch(given) else "",
+        )
 
 
 class RequestIds:

@@ -47,6 +47,8 @@ class Ask:
     rules: TextRules = field(default_factory=TextRules)
     num_prompt_logprobs: int | None = None
     answer_id: str = ""  # unique among all calls
+    tenant: str = ""  # who asks; everybody where there are no keys
+    traceparent: str = ""  # the client's own trace, if any
 
 
 def requests_for(
@@ -74,6 +76,8 @@ def requests_for(
                     bootstrap_stop_ids=bootstrap_stop_ids,
                     num_prompt_logprobs=ask.num_prompt_logprobs,
                     answer_id=ask.answer_id,
+                    tenant=ask.tenant,
+                    traceparent=ask.traceparent,
                 )
             )
     return specs

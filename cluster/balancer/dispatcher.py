@@ -41,6 +41,7 @@ from cluster.balancer.journal import note
 from cluster.balancer.members import Members, Reason
 from cluster.balancer.metrics import Metrics
 from cluster.balancer.policy import Pool
+from cluster.balancer.queue import QueueBounds
 from cluster.balancer.readiness import Readiness
 from cluster.balancer.request import Request, RequestSpec, RetryRules
 from cluster.balancer.settings import BalancerSettings
@@ -82,7 +83,8 @@ class Dispatcher:
         me = WorkerRef("balancer", new_incarnation())
         self._mailbox = Mailbox(me, settings.bind_host, self._on_message, security)
         peer = self._mailbox.peer
-        self.core = BalancerCore(peer, Members(tokenizer.digest), new_room)
+        bounds = QueueBounds(settings.max_waiting_requests, settings.max_waiting_tokens)
+        self.core = BalancerCore(peer, Members(tokenizer.digest), new_room, bounds)
         self._client = BootstrapClient(settings.bootstrap, peer, security, self._crossing.put)
         self.commands = Commands(self._mailbox.post)
         self.ledgers = LedgerAsks(self._mailbox.post)
@@ -126,6 +128,10 @@ class Dispatcher:
         return self.submit(specs, ask.rules, self.settings.request_timeout_s)
 
     def submit(
+        failure = self.core.refusal(specs, self.settings.request_timeout_s)
+        if failure is not None:
+            self.metrics.requests.labels(failure.kind.value).inc(len(specs))
+            raise GenerationFailed(failure)
         self,
         specs: Sequence[RequestSpec],
         rules: TextRules,
