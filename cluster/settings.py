@@ -28,6 +28,8 @@ _BALANCER_DEFAULTS = {f.name: f.default for f in fields(BalancerSettings)}
 
 # Keys of the endpoint that go to the balancer as they are.
 ENDPOINT_HELP = {
+    "max_waiting_requests": "most requests that wait for an engine; more are told 429",
+    "max_waiting_tokens": "most tokens of their prompts",
     "stream_interval": "least tokens of an event of a stream, the first and the last apart",
     "tool_call_parser": f"how the model writes tool calls: one of {', '.join(TOOL_CALL_PARSERS)}",
     "reasoning_parser": f"how the model writes thoughts: one of {', '.join(REASONING_PARSERS)}",
@@ -106,6 +108,8 @@ class ClusterSettings:
     max_attempts: int = _key(3, "endpoint", "most engine pairs tried for one request")
     stream_interval: int = _endpoint_key("stream_interval", "N")
     tool_call_parser: str = _endpoint_key("tool_call_parser", "PARSER")
+    max_waiting_requests: int = _endpoint_key("max_waiting_requests", "N")
+    max_waiting_tokens: int = _endpoint_key("max_waiting_tokens", "N")
     reasoning_parser: str = _endpoint_key("reasoning_parser", "PARSER")
     api_key_file: str | None = _endpoint_key("api_key_file")
     admin_key_file: str | None = _endpoint_key("admin_key_file")

@@ -87,4 +87,5 @@ def published_limits(limits: EngineLimits) -> WorkerLimits:
         num_blocks=limits.num_blocks,
         max_num_seqs=limits.max_num_seqs,
         max_queue=limits.max_queue,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
     )

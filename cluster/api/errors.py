@@ -2,7 +2,7 @@
 
 ApiError        what a client is told
 ├── from AskRefused          400, the field and code named there
-├── from GenerationFailed    503 with Retry-After, 504, 500
+├── from GenerationFailed    429 and 503 with Retry-After, 504, 500
 └── from a body that does not validate  400
 """
 
@@ -22,7 +22,7 @@ _STATUS = {
     FailureKind.CANCELLED: (499, "cancelled"),  # nobody reads it
     FailureKind.DEADLINE: (504, "deadline_exceeded"),
     FailureKind.UNAVAILABLE: (503, "no_workers"),
-    FailureKind.OVERLOADED: (503, "overloaded"),
+    FailureKind.OVERLOADED: (429, "rate_limit_exceeded"),
     FailureKind.PAUSED: (503, "paused"),
     FailureKind.WORKERS_FAILED: (503, "workers_failed"),
     FailureKind.NUMERICAL: (500, "numerical_error"),
@@ -44,6 +44,7 @@ _TYPES = {
     409: "conflict_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
 }
@@ -86,7 +87,7 @@ class ApiError(RemoteFault):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer."""
-        retry = {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+        retry = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
         return {**retry, **self._headers}
 
     @property
@@ -116,7 +117,11 @@ def api_error(error: RemoteFault, prompt_param: str | None = None) -> ApiError:
     if isinstance(error, GenerationFailed):
         failure = error.failure
         status, code = _STATUS[failure.kind]
-        return ApiError(status, _TOLD.get(failure.kind, failure.detail), code=code)
+        headers = {}
+        if failure.retry_after_s is not None:
+            headers["Retry-After"] = str(failure.retry_after_s)
+        text = _TOLD.get(failure.kind, failure.detail)
+        return ApiError(status, text, code=code, headers=headers)
     return ApiError(500, _TOLD[FailureKind.INTERNAL], code="internal_error")
 
 

@@ -35,7 +35,7 @@ class KeyFile:
     def allows(self, given: str) -> bool:
         """Whether `given` is one of the keys, in a time that tells nothing about any of them."""
         self._reload_if_changed()
-        digest = _digest(given)
+        digest = key_digest(given)
         allowed = False
         for known in self._digests:
             allowed |= hmac.compare_digest(known, digest)  # never `or`: all are compared
@@ -78,7 +78,7 @@ class KeyFile:
         if len(text) > MAX_FILE_BYTES:
             raise self._error(f"over {MAX_FILE_BYTES} bytes")
         lines = (line.strip() for line in text.splitlines())
-        keys = frozenset(_digest(line) for line in lines if line and not line.startswith("#"))
+        keys = frozenset(key_digest(line) for line in lines if line and not line.startswith("#"))
         if not keys:
             raise self._error("holds no key: allowed is one key on each line, and # comments")
         return keys
@@ -87,6 +87,6 @@ class KeyFile:
         return ConfigError(f"{self._name}={str(self._path)!r}: {why}")
 
 
-def _digest(key: str) -> bytes:
-    """Of equal length for all keys, so that comparing tells nothing of theirs."""
+def key_digest(key: str) -> bytes:
+    """What stands for a key: of equal length for all, so that comparing tells nothing of theirs."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

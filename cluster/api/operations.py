@@ -88,5 +88,5 @@ def _member(member: Member, dispatcher: Dispatcher) -> dict[str, Any]:
         "endpoint": info.peer.endpoint,
         "host": info.host,
         "pid": info.pid,
-        "outstanding_tokens": dispatcher.core.outstanding[ref],
+        "outstanding_tokens": dispatcher.core.occupancy.outstanding[ref],
     }

@@ -4,37 +4,40 @@ Messages, members, clients' wishes and the time go in; messages to workers and n
 out. It draws no random bits and reads no clock, so a simulator runs the same code.
 """
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bootstrap.identity import Peer, Role, WorkerRef
 from bootstrap.membership import Member, WorkerLoad
 from bootstrap.messages import (
     AbortRoom,
-    DecodeDispatch,
     FailureReason,
     LegFailed,
     LegProgress,
     Message,
-    PrefillDispatch,
     RoomTokens,
     TokenBatch,
     WriterStopped,
 )
+from cluster.balancer.admission import Admission
 from cluster.balancer.attempt import Attempt
+from cluster.balancer.dispatches import dispatches
 from cluster.balancer.instructions import (
     Deliver,
     Dispatch,
     EndAttempt,
     Fail,
+    Failure,
     Instruction,
     Measured,
     Retry,
 )
 from cluster.balancer.members import Members
-from cluster.balancer.policy import NoPair, select_pair
-from cluster.balancer.request import GONE, Request
+from cluster.balancer.occupancy import Occupancy
+from cluster.balancer.placing import PlacingRound
+from cluster.balancer.policy import NoPair, Pair
+from cluster.balancer.queue import QueueBounds
+from cluster.balancer.request import GONE, Request, RequestSpec
 from cluster.balancer.strays import Strays
 
 
@@ -55,20 +58,32 @@ class News:
     what: Dispatch | Deliver | Measured | Fail | Retry | EndAttempt
 
 
-class BalancerCore:
-    """Every room belongs to one live request; a request that ended has none and is forgotten."""
+DEFAULT_BOUNDS = QueueBounds(max_requests=1024, max_tokens=1 << 20)
 
-    def __init__(self, me: Peer, members: Members, mint_room: Callable[[], bytes]) -> None:
+
+class BalancerCore:
+    """Every room belongs to one live request; a request that ended has none and is forgotten.
+
+    After each event no worker that takes more could be given a request that waits.
+    """
+
+    def __init__(
+        self,
+        me: Peer,
+        members: Members,
+        mint_room: Callable[[], bytes],
+        bounds: QueueBounds = DEFAULT_BOUNDS,
+    ) -> None:
         self.me = me
         self._mint_room = mint_room
         self.members = members
         self.strays = Strays()
-        self.outstanding: Counter[WorkerRef] = Counter()  # tokens
+        self.occupancy = Occupancy()
+        self.admission = Admission(bounds)
         self._requests: dict[int, Request] = {}
         self._rooms: dict[bytes, int] = {}
         self._rooms_of: dict[WorkerRef, set[bytes]] = {}
-        self._charges: dict[bytes, dict[WorkerRef, int]] = {}
-        self._waiting: dict[int, None] = {}  # in order of arrival
+        self._freed = False  # a worker may take more than at the last look
         self._out: list[Post | News] = []
 
     def drain(self) -> list[Post | News]:
@@ -84,15 +99,23 @@ class BalancerCore:
     @property
     def num_waiting(self) -> int:
         """Those of them that no worker has."""
-        return len(self._waiting)
+        return len(self.admission.queue)
 
     # --- the clients' side ---------------------------------------------------------------------
 
+    def refusal(self, specs: Sequence[RequestSpec], timeout_s: float) -> Failure | None:
+        """Why a call of these requests must come again later, or None. It takes on nothing."""
+        if len(specs) == 1 and isinstance(self._new_round().find(specs[0].size, {}), Pair):
+            return None
+        return self.admission.refusal(specs, timeout_s)
+
     def submit(self, key: int, request: Request, now: float) -> None:
-        """Take on a request under a new `key`."""
+        """Take on a request under a new `key`; whether to was asked of `refusal`."""
         self._requests[key] = request
-        self._waiting[key] = None
-        self._place(key, request, now)
+        self.admission.add(key, request.spec)
+        self._freed = True
+        self._settle(now)
+        self._ask_why(key, now)
 
     def requests(self) -> list[Request]:
         """Requests without an outcome, oldest first; for a look."""
@@ -107,17 +130,20 @@ class BalancerCore:
         request = self._requests.get(key)
         if request is not None:
             self._carry_out(key, request, request.cancel(detail), now)
+            self._settle(now)
 
     def stop_hit(self, key: int, now: float) -> None:
         """The client's text is complete. Ended ones: no-op."""
         request = self._requests.get(key)
         if request is not None:
             self._carry_out(key, request, request.stop_hit(), now)
+            self._settle(now)
 
     def abandon_all(self, detail: str, now: float) -> None:
         """The balancer stops: every request ends with an honest error."""
         for key, request in list(self._requests.items()):
             self._carry_out(key, request, request.abandon(detail), now)
+        self._settle(now)
 
     # --- the workers' side ---------------------------------------------------------------------
 
@@ -127,22 +153,17 @@ class BalancerCore:
             for tokens in message.rooms:
                 self._tokens(sender, tokens, now)
         elif isinstance(message, LegFailed):
-            found = self._find(sender, message.room)
-            if found is None:
-                self.strays.count("room")
-                return
-            key, request = found
-            failed = request.leg_failed(sender.ref, message.reason, message.detail, now)
-            self._carry_out(key, request, failed, now)
+            self._leg_failed(sender, message, now)
         elif isinstance(message, LegProgress):
             self._progress(sender, message, now)
         elif not isinstance(message, WriterStopped):  # which only says that an abort arrived
             self.strays.count("kind")
+        self._settle(now)
 
     def joined(self, member: Member, now: float) -> None:
         """A worker registered."""
         self.members.joined(member)
-        self._place_waiting(now)
+        self._reconsider(now)
 
     def left(self, ref: WorkerRef, detail: str, now: float) -> None:
         """A worker's incarnation is gone."""
@@ -152,6 +173,7 @@ class BalancerCore:
             if key is not None:
                 request = self._requests[key]
                 self._carry_out(key, request, request.worker_lost(ref, detail, now), now)
+        self._reconsider(now)
 
     def loads(self, loads: tuple[tuple[WorkerRef, WorkerLoad], ...], now: float) -> None:
         """Workers' newer loads."""
@@ -159,12 +181,14 @@ class BalancerCore:
         for ref, load in loads:
             self.members.load(ref, load)
         if self.members.pools is not pools:
-            self._place_waiting(now)
+            self._reconsider(now)
 
     def tick(self, now: float) -> None:
         """Let time pass; a few times a second."""
         for key, request in list(self._requests.items()):
             self._carry_out(key, request, request.tick(now), now)
+        self._freed = self.occupancy.pass_time(now) or self._freed
+        self._settle(now)
 
     # --- inner ---------------------------------------------------------------------------------
 
@@ -178,6 +202,17 @@ class BalancerCore:
             return None
         return key, request
 
+    def _leg_failed(self, sender: Peer, message: LegFailed, now: float) -> None:
+        found = self._find(sender, message.room)
+        if found is None:
+            self.strays.count("room")
+            return
+        key, request = found
+        if message.reason is FailureReason.QUEUE_FULL:
+            self.occupancy.refused(sender.ref, now)
+        failed = request.leg_failed(sender.ref, message.reason, message.detail, now)
+        self._carry_out(key, request, failed, now)
+
     def _tokens(self, sender: Peer, tokens: RoomTokens, now: float) -> None:
         found = self._find(sender, tokens.room)
         if found is None:
@@ -187,7 +222,8 @@ class BalancerCore:
         attempt = request.attempt
         is_prefill = attempt is not None and sender.ref == attempt.prefill.peer.ref
         if is_prefill:
-            self._uncharge(tokens.room, sender.ref)
+            self.admission.num_done += self.occupancy.prompt_computed(tokens.room, sender.ref)
+            self._freed = True
         if tokens.stats is not None:
             role = Role.PREFILL if is_prefill else Role.DECODE
             self._out.append(News(key, request, Measured(role, tokens.stats)))
@@ -212,18 +248,41 @@ class BalancerCore:
         if not over and self.strays.may_answer(room, now):
             self._out.append(Post(sender, AbortRoom(room, FailureReason.CANCELLED)))
 
-    def _place_waiting(self, now: float) -> None:
-        for key in list(self._waiting):
-            self._place(key, self._requests[key], now)
+    # --- who goes where ------------------------------------------------------------------------
 
-    def _place(self, key: int, request: Request, now: float) -> None:
-        found = select_pair(self.members.pools, self.outstanding, request.size, request.blamed)
-        if not isinstance(found, NoPair):
-            del self._waiting[key]
-            instructions = request.dispatch(found, self._mint_room(), now)
-            self._carry_out(key, request, instructions, now)
-        elif found.overloaded:
-            self._carry_out(key, request, request.no_capacity(), now)
+    def _new_round(self) -> PlacingRound:
+        return PlacingRound(self.members.pools, self.occupancy)
+
+    def _settle(self, now: float) -> None:
+        """Give workers what they take, and note what was done since the last event."""
+        if self._freed and self.num_waiting:
+            placing = self._new_round()
+            queue = self.admission.queue
+            queue.serve(lambda key: self._place(key, placing, now), placing.may_go_on)
+        self._freed = False
+        self.admission.measure(now, can_serve=bool(self.members.pools))
+
+    def _place(self, key: int, placing: PlacingRound, now: float) -> bool:
+        request = self._requests[key]
+        found = placing.find(request.size, request.blamed)
+        if not isinstance(found, Pair):
+            return False
+        self._carry_out(key, request, request.dispatch(found, self._mint_room(), now), now)
+        return True
+
+    def _reconsider(self, now: float) -> None:
+        """Who is there has changed, and with it what is worth waiting for."""
+        self._freed = True
+        self._settle(now)
+        for key in self.admission.queue.waiting():
+            self._ask_why(key, now)
+
+    def _ask_why(self, key: int, now: float) -> None:
+        """Whether a request waits for its turn, or for somebody who could take it at all."""
+        request = self._requests.get(key)
+        if request is not None and request.attempt is None:
+            found = self._new_round().find(request.size, request.blamed)
+            request.wait(for_turn=not (isinstance(found, NoPair) and not found.saturated), now=now)
 
     def _carry_out(
         self, key: int, request: Request, instructions: list[Instruction], now: float
@@ -233,60 +292,31 @@ class BalancerCore:
                 self._dispatch(key, request, what.attempt, now)
             elif isinstance(what, EndAttempt):
                 self._end_attempt(what)
+            elif isinstance(what, Deliver):
+                self.admission.num_done += len(what.token_ids)
             self._out.append(News(key, request, what))
         if request.ended:
-            self._waiting.pop(key, None)
             self._requests.pop(key, None)
+            self.admission.end(key, request)
         elif instructions and isinstance(instructions[-1], Retry):
-            self._waiting[key] = None
-            self._place(key, request, now)
+            self.admission.queue.come_back(key)
+            self._freed = True
+            self._settle(now)
+            self._ask_why(key, now)
 
     def _dispatch(self, key: int, request: Request, attempt: Attempt, now: float) -> None:
         self._rooms[attempt.room] = key
-        size, spec = request.size, request.spec
-        charges = {attempt.prefill.peer.ref: size.num_prompt}
-        if attempt.decode is not None:
-            charges[attempt.decode.peer.ref] = size.total
-        self._charges[attempt.room] = charges
-        for ref, num_tokens in charges.items():
-            self.outstanding[ref] += num_tokens
+        num_expected = self.admission.num_expected(request)
+        self.occupancy.begin(attempt, request.size, num_expected)
+        for ref in attempt.refs:
             self._rooms_of.setdefault(ref, set()).add(attempt.room)
-        prompt = spec.prompt_token_ids + tuple(request.delivered)
-        deadline_s = max(0.0, request.deadline_at - now)
-        stops_count = len(request.delivered) >= spec.sampling.min_tokens
-        prefill = PrefillDispatch(
-            room=attempt.room,
-            request_id=spec.request_id,
-            attempt=attempt.number,
-            deadline_s=deadline_s,
-            reply_to=self.me,
-            decode=None if attempt.decode is None else attempt.decode.peer,
-            prompt_token_ids=prompt,
-            sampling=spec.sampling,
-            output_offset=attempt.output_offset,
-            bootstrap_stop_ids=spec.bootstrap_stop_ids if stops_count else (),
-            num_prompt_logprobs=None if request.delivered else spec.num_prompt_logprobs,
-        )
-        self._out.append(Post(attempt.prefill.peer, prefill))
-        if attempt.decode is not None:
-            decode = DecodeDispatch(
-                room=attempt.room,
-                request_id=spec.request_id,
-                attempt=attempt.number,
-                deadline_s=deadline_s,
-                reply_to=self.me,
-                prefill=attempt.prefill.peer,
-                prompt_token_ids=prompt,
-                sampling=spec.sampling,
-                output_offset=attempt.output_offset,
-            )
-            self._out.append(Post(attempt.decode.peer, decode))
+        posts = dispatches(self.me, request, attempt, now)
+        self._out.extend(Post(peer, message) for peer, message in posts)
 
     def _end_attempt(self, end: EndAttempt) -> None:
         room = end.attempt.room
-        for ref in list(self._charges[room]):
-            self._uncharge(room, ref)
-        del self._charges[room]
+        self.occupancy.end(room)
+        self._freed = True
         del self._rooms[room]
         for ref in end.attempt.refs:
             rooms = self._rooms_of[ref]
@@ -296,22 +326,19 @@ class BalancerCore:
         for peer in end.aborts:
             self._out.append(Post(peer, AbortRoom(room, end.reason)))
 
-    def _uncharge(self, room: bytes, ref: WorkerRef) -> None:
-        num_tokens = self._charges[room].pop(ref, 0)
-        self.outstanding[ref] -= num_tokens
-        if self.outstanding[ref] <= 0:
-            del self.outstanding[ref]
-
     def validate(self) -> None:
         """Assert what must hold between events."""
         rooms = {r.attempt.room: k for k, r in self._requests.items() if r.attempt is not None}
         assert rooms == self._rooms, "rooms and attempts disagree"
-        assert self._charges.keys() == rooms.keys(), "a charge without a room"
-        assert set(self._waiting) == {k for k, r in self._requests.items() if r.attempt is None}
-        charged: Counter[WorkerRef] = Counter()
-        for charges in self._charges.values():
-            charged.update(charges)
-        assert +charged == +self.outstanding, "outstanding tokens do not add up"
+        assert self.occupancy.rooms() == rooms.keys(), "occupied by what does not run"
+        self.occupancy.validate()
+        self.admission.queue.validate()
+        waiting = {k for k, r in self._requests.items() if r.attempt is None}
+        assert set(self.admission.queue.waiting()) == waiting
+        for key in waiting:
+            request = self._requests[key]
+            found = self._new_round().find(request.size, request.blamed)
+            assert isinstance(found, NoPair), "a worker idles while a request waits for it"
         for ref, held in self._rooms_of.items():
             assert held == {r for r, k in rooms.items() if ref in _refs(self._requests[k])}
         assert not any(request.ended for request in self._requests.values())

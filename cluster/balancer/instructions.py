@@ -15,7 +15,7 @@ class FailureKind(Enum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     UNAVAILABLE = "unavailable"  # no pair could take it
-    OVERLOADED = "overloaded"  # queues are full
+    OVERLOADED = "overloaded"  # the balancer's queue has no place for it
     PAUSED = "paused"  # an administrator holds new requests off
     WORKERS_FAILED = "workers_failed"  # every attempt broke
     NUMERICAL = "numerical"  # the model's own output is no number
@@ -24,11 +24,15 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request has no answer. `inside` is for the log: it names workers and their faults."""
+    """Why a request has no answer. `inside` is for the log: it names workers and their faults.
+
+    `retry_after_s` is when to ask again, where that is known.
+    """
 
     kind: FailureKind
     detail: str
     inside: str = ""
+    retry_after_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

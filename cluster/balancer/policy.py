@@ -1,7 +1,8 @@
 """Which pair takes a request: pure functions of what the balancer knows now."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from bootstrap.contract import KVContract
 from bootstrap.identity import WorkerRef
@@ -80,9 +81,33 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class NoPair:
-    """Nobody to send a request to. `overloaded` when a pair would do but for its full queue."""
+    """Nobody to send a request to. `saturated` when a pair will do once it has done enough."""
 
-    overloaded: bool
+    saturated: bool
+
+
+class Saturation(Protocol):
+    """Who has enough to do for now."""
+
+    def takes_prompt(self, info: WorkerInfo, num_prompt: int) -> bool:
+        """Whether a prefill worker shall be given such a prompt now."""
+        ...
+
+    def takes_sequence(self, info: WorkerInfo) -> bool:
+        """Whether a decode worker shall be given one more answer to write now."""
+        ...
+
+
+class Unsaturated:
+    """Nobody ever has enough."""
+
+    def takes_prompt(self, info: WorkerInfo, num_prompt: int) -> bool:
+        """Always."""
+        return True
+
+    def takes_sequence(self, info: WorkerInfo) -> bool:
+        """Always."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +116,20 @@ class _Chooser:
     size: Size
     blamed: Mapping[WorkerRef, FailureReason]
 
-    def best(self, pool: Pool, forgiven: Collection[FailureReason]) -> Pair | None:
+    def best(self, pool: Pool, saturation: Saturation) -> Pair | None:
+        size, takes_prompt = self.size, saturation.takes_prompt
         prefills = [
-            i for i in pool.prefills if self._may(i, forgiven) and self.size.fits_prefill(i)
+            i
+            for i in pool.prefills
+            if self._may(i) and size.fits_prefill(i) and takes_prompt(i, size.num_prompt)
         ]
-        decodes = [i for i in pool.decodes if self._may(i, forgiven) and self.size.fits_decode(i)]
+        decodes = [
+            i
+            for i in pool.decodes
+            if self._may(i)
+            and size.fits_decode(i)
+            and (size.num_output == 1 or saturation.takes_sequence(i))
+        ]
         if not prefills or not decodes:
             return None
         return Pair(min(prefills, key=self._rank), min(decodes, key=self._rank))
@@ -104,13 +138,16 @@ class _Chooser:
         prefill, decode = self._rank(pair.prefill), self._rank(pair.decode)
         return prefill[0] or decode[0], prefill[1], decode[1], prefill[2]
 
-    def _may(self, info: WorkerInfo, forgiven: Collection[FailureReason]) -> bool:
+    def _may(self, info: WorkerInfo) -> bool:
         blame = self.blamed.get(info.peer.ref)
-        return blame is None or blame in forgiven
+        return blame is None or blame in TRANSIENT
 
     def _rank(self, info: WorkerInfo) -> tuple[bool, int, WorkerRef]:
         ref = info.peer.ref
         return ref in self.blamed, self.outstanding.get(ref, 0), ref
+
+
+_UNSATURATED = Unsaturated()
 
 
 def select_pair(
@@ -118,6 +155,7 @@ def select_pair(
     outstanding: Mapping[WorkerRef, int],
     size: Size,
     blamed: Mapping[WorkerRef, FailureReason],
+    saturation: Saturation = _UNSATURATED,
 ) -> Pair | NoPair:
     """The least loaded prefill worker that has a partner, and its least loaded partner.
 
@@ -125,8 +163,7 @@ def select_pair(
     attempts of this request failed on: they are avoided, and returned to only for transient faults.
     """
     chooser = _Chooser(outstanding, size, blamed)
-    pairs = [pair for pool in pools if (pair := chooser.best(pool, TRANSIENT)) is not None]
+    pairs = [pair for pool in pools if (pair := chooser.best(pool, saturation)) is not None]
     if pairs:
         return min(pairs, key=chooser.rank)
-    forgiven = TRANSIENT | {FailureReason.QUEUE_FULL}
-    return NoPair(overloaded=any(chooser.best(pool, forgiven) is not None for pool in pools))
+    return NoPair(saturated=any(chooser.best(pool, _UNSATURATED) is not None for pool in pools))

@@ -78,7 +78,9 @@ TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
 class RequestSpec:
     """What is asked. `bootstrap_stop_ids` are valid once `sampling.min_tokens` tokens are out.
 
-    `request_id` is for logs; `answer_id` is the client's call that it is a part of.
+    `request_id` is for logs; `answer_id` is the client's call that it is a part of. `tenant` is who
+    asks, for fairness; everybody is "" where there are no keys. `traceparent` is the W3C header of the
+    client's own trace, if any.
     """
 
     request_id: str
@@ -87,6 +89,13 @@ class RequestSpec:
     bootstrap_stop_ids: tuple[int, ...] = ()
     num_prompt_logprobs: int | None = None
     answer_id: str = ""
+    tenant: str = ""
+    traceparent: str = ""
+
+    @property
+    def size(self) -> Size:
+        """What a first attempt asks of a pair."""
+        return Size(len(self.prompt_token_ids), self.sampling.max_tokens)
 
     def missing_logprobs(self, deliver: Deliver, *, is_first: bool) -> str | None:
         """What was asked for and did not come with `deliver`, if anything."""
@@ -124,6 +133,8 @@ class Request:
     state: RequestState = RequestState.WAITING
     attempt: Attempt | None = None
     num_attempts: int = 0
+    num_broken: int = 0  # of these; an attempt that a full queue turned away did not break
+    for_turn: bool = False  # while waiting: a pair will take it once it has done enough
     delivered: list[int] = field(default_factory=list)
     blamed: dict[WorkerRef, FailureReason] = field(default_factory=dict)
     _waited_s: float = 0.0
@@ -146,16 +157,18 @@ class Request:
     def dispatch(self, pair: Pair, room: bytes, now: float) -> list[Instruction]:
         """A pair was found: begin an attempt in `room`."""
         self._advance(_E.DISPATCH, f"{short_room(room)} at {pair.refs[0]} and {pair.refs[1]}")
-        self._waited_s += now - self.waiting_since
+        self.wait(for_turn=False, now=now)
         self.num_attempts += 1
         alone = self.size.num_output == 1
         offset = len(self.delivered)
         self.attempt = Attempt.begin(self.num_attempts, room, pair, offset, alone=alone, now=now)
         return [Dispatch(self.attempt)]
 
-    def no_capacity(self) -> list[Instruction]:
-        """Every pair that could take the request has a full queue."""
-        return self._fail(FailureKind.OVERLOADED, "the queues of all workers are full")
+    def wait(self, *, for_turn: bool, now: float) -> None:
+        """No pair takes it at present. Waiting for a turn is bounded by the deadline alone."""
+        if not self.for_turn:
+            self._waited_s += now - self.waiting_since
+        self.waiting_since, self.for_turn = now, for_turn
 
     def cancel(self, detail: str = GONE) -> list[Instruction]:
         """The client went away, or somebody who may decided that its answer is not wanted."""
@@ -180,6 +193,8 @@ class Request:
             return self._fail(FailureKind.DEADLINE, "the request's deadline passed")
         attempt = self.attempt
         if attempt is None:
+            if self.for_turn:
+                return []
             if self._waited_s + now - self.waiting_since >= self.rules.pair_wait_s:
                 detail = "no pair of workers can take the request"
                 return self._fail(FailureKind.UNAVAILABLE, detail, self._last_fault)
@@ -246,6 +261,8 @@ class Request:
         if reason is FailureReason.PEER_ABORTED:
             attempt.suspicion = Suspicion(now + CAUSE_WAIT_S, text)
             return []
+        if reason is FailureReason.QUEUE_FULL:
+            return self._again(reason, text, _PEER_ABORTED, now)
         if reason is FailureReason.PEER_LOST:
             return self._broken(reason, text, dict.fromkeys(others, reason), now)
         return self._broken(reason, text, {ref: reason}, now)
@@ -316,13 +333,19 @@ class Request:
         """The attempt cannot end well: try another pair, if there may be another attempt."""
         self.blamed.update(blamed)
         self._last_fault = detail
-        if self.num_attempts >= self.rules.max_attempts:
-            kind = {
-                FailureReason.QUEUE_FULL: FailureKind.OVERLOADED,
-                FailureReason.INTERNAL: FailureKind.INTERNAL,
-            }.get(reason, FailureKind.WORKERS_FAILED)
+        self.num_broken += 1
+        if self.num_broken >= self.rules.max_attempts:
+            is_bug = reason is FailureReason.INTERNAL
+            kind = FailureKind.INTERNAL if is_bug else FailureKind.WORKERS_FAILED
             return self._fail(kind, f"attempt {self.num_attempts} broke: {detail}")
         self._advance(_E.RETRY, detail)
+        return self._again(reason, detail, told, now)
+
+    def _again(
+        self, reason: FailureReason, detail: str, told: FailureReason, now: float
+    ) -> list[Instruction]:
+        self._advance(_E.RETRY, detail)
+        self.waiting_since, self.for_turn = now, False
         self.waiting_since = now
         told = reason if reason is FailureReason.PEER_LOST else _PEER_ABORTED
         return [*self._end_attempt(told), Retry(reason, detail)]

@@ -19,12 +19,15 @@ class BalancerSettings:
     `host` and `port` are where clients connect (port 0: the system picks), `bind_host` where workers
     send tokens to. `model_dir` holds the tokenizer; `model_name` is what clients ask for. A request
     without an answer after `request_timeout_s` fails; `pair_wait_s` bounds the waits for a pair of
-    workers in it. At a stop, streams may go on for `shutdown_grace_s`. A stream's second and later
-    events hold at least `stream_interval` tokens each.
+    workers in it. Beyond `max_waiting_requests` or `max_waiting_tokens` (of their prompts) in the queue
+    new requests are turned away. At a stop, streams may go on for `shutdown_grace_s`. A stream's second
+    and later events hold at least `stream_interval` tokens each.
 
     Without `api_key_file` everybody may ask; without `admin_key_file` there are no administrators'
     routes. `allowed_origins` are web origins, parted by commas, whose pages may call the API; `*` is
     every one. With `ssl_certfile` the endpoint speaks HTTPS alone.
+
+    Traces of requests go to the OTLP/HTTP collector at `otlp_traces_endpoint`.
 
     `tool_call_parser` and `reasoning_parser` say how the model writes tool calls and thoughts; `auto`
     goes by its chat template.
@@ -41,6 +44,8 @@ class BalancerSettings:
     max_attempts: int = 3
     pair_wait_s: float = 2.0
     silence_s: float = 30.0
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 1 << 20
     shutdown_grace_s: float = 10.0
     num_text_threads: int = 2
     stream_interval: int = 1
@@ -51,6 +56,7 @@ class BalancerSettings:
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_key_password_file: str | None = None
+    otlp_traces_endpoint: str | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     log_level: str = "info"
@@ -70,6 +76,8 @@ class BalancerSettings:
             ("max_attempts", 1, 16),
             ("pair_wait_s", 0, 60),
             ("silence_s", 1, 3600),
+            ("max_waiting_requests", 1, 1 << 20),
+            ("max_waiting_tokens", 1, 1 << 30),
             ("shutdown_grace_s", 0, 600),
             ("num_text_threads", 1, 64),
             ("stream_interval", 1, 1024),

@@ -16,7 +16,7 @@ from cluster.balancer.instructions import Failure, FailureKind
     [
         (FailureKind.DEADLINE, 504),
         (FailureKind.UNAVAILABLE, 503),
-        (FailureKind.OVERLOADED, 503),
+        (FailureKind.OVERLOADED, 429),
         (FailureKind.WORKERS_FAILED, 503),
         (FailureKind.NUMERICAL, 500),
         (FailureKind.INTERNAL, 500),
@@ -27,7 +27,7 @@ def test_failures(kind, status):
     error = api_error(GenerationFailed(Failure(kind, "why")))
     assert error.status == status
     assert error.body["error"]["message"]
-    assert ("Retry-After" in error.headers) == (status == 503)
+    assert ("Retry-After" in error.headers) == (status in (429, 503))
 
 
 def test_what_happened_inside_a_worker_is_for_the_log():

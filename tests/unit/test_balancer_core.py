@@ -99,7 +99,7 @@ def test_a_dispatch_names_each_leg_to_the_other():
     assert prefill.reply_to == decode.reply_to == ME
     assert prefill.deadline_s == decode.deadline_s == 50.0
     assert prefill.bootstrap_stop_ids == (77,)
-    assert core.outstanding == {P1.info.peer.ref: 3, D1.info.peer.ref: 7}
+    assert core.occupancy.outstanding == {P1.info.peer.ref: 3, D1.info.peer.ref: 7}
 
 
 def test_stop_ids_of_the_bootstrap_token_wait_for_min_tokens():
@@ -114,7 +114,7 @@ def test_prefill_is_relieved_by_its_token():
     room = posts(core)["p1"][0].room
     core.receive(P1.info.peer, TokenBatch((RoomTokens(room, 0, (5,)),)), 0.1)
     core.validate()
-    assert core.outstanding == {D1.info.peer.ref: 7}
+    assert core.occupancy.outstanding == {D1.info.peer.ref: 7}
 
 
 def test_load_spreads_by_tokens():
@@ -147,12 +147,25 @@ def test_no_pair_in_time_is_an_error():
     assert core.num_requests == 0
 
 
-def test_full_queues_are_an_error_at_once():
+def test_a_full_worker_is_asked_again_and_its_request_waits():
     core = core_with(P1, D1)
+    core.submit(7, a_request(), 0.0)
+    for now in (0.1, 1.1, 2.1, 3.1):
+        room = posts(core)["p1"][0].room
+        core.receive(P1.info.peer, LegFailed(room, R.QUEUE_FULL), now)
+        assert "p1" not in posts(core)
+        assert core.num_waiting == 1
+        core.tick(now + 0.9)
+    assert core.num_waiting == 0
+    assert set(posts(core)) == {"p1", "d1"}
+
+
+def test_a_request_that_one_worker_has_no_place_for_goes_to_another_at_once():
+    core = core_with(P1, D1, P2)
     core.submit(7, a_request(), 0.0)
     room = posts(core)["p1"][0].room
     core.receive(P1.info.peer, LegFailed(room, R.QUEUE_FULL), 0.1)
-    assert any(isinstance(w, Fail) and w.failure.kind is FailureKind.OVERLOADED for w in news(core))
+    assert any(isinstance(message, PrefillDispatch) for message in posts(core)["p2"])
 
 
 def test_a_continuation_carries_what_was_delivered():
@@ -238,7 +251,7 @@ def test_requests_ended_from_this_side_leave_nothing(stop):
     sent = posts(core)
     assert sent["p1"] == sent["d1"]
     assert [m.room for m in sent["p1"]] == [room]
-    assert (core.num_requests, dict(core.outstanding)) == (0, {})
+    assert (core.num_requests, dict(core.occupancy.outstanding)) == (0, {})
 
 
 class Cluster:
@@ -347,5 +360,5 @@ def test_whatever_the_workers_do_every_request_gets_one_outcome_and_no_token_is_
         if cluster.outcomes[key] is FinishReason.LENGTH:
             assert len(tokens) == length
         assert trouble or cluster.outcomes[key] is FinishReason.LENGTH
-    assert not core.outstanding
+    assert not core.occupancy.outstanding
     assert core.num_waiting == 0

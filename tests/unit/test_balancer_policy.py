@@ -55,7 +55,7 @@ def test_pairs_never_cross_contracts():
 
 
 def test_nobody_at_all():
-    assert select_pair([], {}, SMALL, {}) == NoPair(overloaded=False)
+    assert select_pair([], {}, SMALL, {}) == NoPair(saturated=False)
 
 
 def test_size_is_held_against_the_smaller_limits():
@@ -76,7 +76,7 @@ def test_only_workers_that_fit_are_chosen():
     pools = [pool(P1, decode("d1", num_blocks=2), D2)]
     assert select_pair(pools, {ref(D2): 99}, Size(30, 3), {}) == Pair(P1, D2)
     pools = [pool(P1, decode("d1", num_blocks=2))]
-    assert select_pair(pools, {}, Size(30, 3), {}) == NoPair(overloaded=False)
+    assert select_pair(pools, {}, Size(30, 3), {}) == NoPair(saturated=False)
 
 
 def test_blamed_workers_are_avoided_and_returned_to_only_for_transient_faults():
@@ -84,7 +84,7 @@ def test_blamed_workers_are_avoided_and_returned_to_only_for_transient_faults():
     assert select_pair(ALL, {ref(P2): 9}, SMALL, {ref(P1): R.PEER_LOST}) == Pair(P2, D1)
     assert select_pair(ALL, {ref(P2): 9}, SMALL, {ref(P1): R.TRANSFER_FAILED}) == Pair(P2, D1)
     assert select_pair(one, {}, SMALL, {ref(P1): R.TRANSFER_FAILED}) == Pair(P1, D1)
-    assert select_pair(one, {}, SMALL, {ref(P1): R.PEER_LOST}) == NoPair(overloaded=False)
+    assert select_pair(one, {}, SMALL, {ref(P1): R.PEER_LOST}) == NoPair(saturated=False)
 
 
 def test_a_restarted_worker_is_not_the_one_that_was_blamed():
@@ -92,11 +92,29 @@ def test_a_restarted_worker_is_not_the_one_that_was_blamed():
     assert select_pair([pool(again, D1)], {}, SMALL, {ref(P1): R.PEER_LOST}) == Pair(again, D1)
 
 
-def test_full_queues_are_told_apart_from_absence():
+class Full:
+    """Workers that have enough to do."""
+
+    def __init__(self, *infos):
+        self.refs = {ref(info) for info in infos}
+
+    def takes_prompt(self, info, num_prompt):
+        return ref(info) not in self.refs
+
+    def takes_sequence(self, info):
+        return ref(info) not in self.refs
+
+
+def test_who_has_enough_to_do_is_told_apart_from_absence():
     one = [pool(P1, D1)]
-    assert select_pair(one, {}, SMALL, {ref(D1): R.QUEUE_FULL}) == NoPair(overloaded=True)
-    both = {ref(D1): R.QUEUE_FULL, ref(P1): R.PEER_LOST}
-    assert select_pair(one, {}, SMALL, both) == NoPair(overloaded=False)
+    assert select_pair(one, {}, SMALL, {}, Full(D1)) == NoPair(saturated=True)
+    assert select_pair(one, {}, SMALL, {}, Full(P1)) == NoPair(saturated=True)
+    assert select_pair(one, {}, SMALL, {ref(P1): R.PEER_LOST}, Full(D1)) == NoPair(saturated=False)
+    assert select_pair(ALL, {ref(P2): 9}, SMALL, {}, Full(P1)) == Pair(P2, D1)
+
+
+def test_one_token_needs_no_place_among_sequences():
+    assert select_pair([pool(P1, D1)], {}, Size(10, 1), {}, Full(D1)) == Pair(P1, D1)
 
 
 @given(st.dictionaries(st.sampled_from([P1, P2, D1, D2]), st.integers(0, 5)))

@@ -118,8 +118,8 @@ def test_prefill_may_die_once_decode_has_spoken():
 def test_prefill_that_fails_before_its_token_matters_whatever_decode_said():
     made = dispatched()
     tokens(made, D, 1, (11,), None, 1.0)
-    assert isinstance(made.leg_failed(P, R.QUEUE_FULL, "", 1.0)[-1], Retry)
-    assert made.blamed == {P: R.QUEUE_FULL}
+    assert isinstance(made.leg_failed(P, R.DRAINING, "", 1.0)[-1], Retry)
+    assert made.blamed == {P: R.DRAINING}
 
 
 def test_prefill_lost_after_its_token_and_before_decode_spoke():
@@ -130,7 +130,7 @@ def test_prefill_lost_after_its_token_and_before_decode_spoke():
     assert made.size.num_prompt == 4
 
 
-@pytest.mark.parametrize("reason", [R.QUEUE_FULL, R.DRAINING, R.TRANSFER_FAILED, R.INTERNAL])
+@pytest.mark.parametrize("reason", [R.DRAINING, R.TRANSFER_FAILED, R.INTERNAL])
 def test_a_failed_leg_cancels_the_other_and_is_retried(reason):
     made = dispatched()
     end, retry = made.leg_failed(D, reason, "why", 1.0)
@@ -208,9 +208,26 @@ def test_waiting_for_a_pair_is_bounded_over_all_attempts():
     assert "gone" in fail.failure.inside
 
 
-def test_full_queues_everywhere_are_said_at_once():
-    (fail,) = request().no_capacity()
-    assert fail.failure.kind is FailureKind.OVERLOADED
+def test_a_full_queue_is_nobodys_fault_and_costs_no_attempt():
+    made = request(max_attempts=1)
+    for number in range(5):
+        made.dispatch(PAIR, bytes([number] * 16), 1.0)
+        end, retry = made.leg_failed(P, R.QUEUE_FULL, "", 1.0)
+        assert told([end]) == {"d1": R.PEER_ABORTED}
+        assert retry.reason is R.QUEUE_FULL
+    assert made.blamed == {}
+    made.dispatch(PAIR, bytes([9] * 16), 1.0)
+    assert made.worker_lost(D, "gone", 1.0)[-1].failure.kind is FailureKind.WORKERS_FAILED
+
+
+def test_waiting_for_a_turn_is_bounded_by_the_deadline_alone():
+    made = request(pair_wait_s=2.0)
+    made.wait(for_turn=True, now=1.0)
+    assert made.tick(50.0) == []
+    made.wait(for_turn=False, now=50.0)
+    assert made.tick(50.9) == []
+    (fail,) = made.tick(51.0)
+    assert fail.failure.kind is FailureKind.UNAVAILABLE
 
 
 @pytest.mark.parametrize("make", [dispatched, decoding])
