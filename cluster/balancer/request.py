@@ -338,7 +338,7 @@ class Request:
             is_bug = reason is FailureReason.INTERNAL
             kind = FailureKind.INTERNAL if is_bug else FailureKind.WORKERS_FAILED
             return self._fail(kind, f"attempt {self.num_attempts} broke: {detail}")
-        self._advance(_E.RETRY, detail)
+        told = reason if reason is FailureReason.PEER_LOST else _PEER_ABORTED
         return self._again(reason, detail, told, now)
 
     def _again(
@@ -346,8 +346,6 @@ class Request:
     ) -> list[Instruction]:
         self._advance(_E.RETRY, detail)
         self.waiting_since, self.for_turn = now, False
-        self.waiting_since = now
-        told = reason if reason is FailureReason.PEER_LOST else _PEER_ABORTED
         return [*self._end_attempt(told), Retry(reason, detail)]
 
     def _fail(self, kind: FailureKind, detail: str, inside: str = "") -> list[Instruction]:
