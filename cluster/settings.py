@@ -38,6 +38,8 @@ ENDPOINT_HELP = {
     "admin_key_file": "keys for /admin routes, as in the other file (default: no such routes)",
     "max_request_bytes": "largest request body",
     "allowed_origins": "web origins whose pages may call, parted by commas, or * (default: none)",
+    "otlp_traces_endpoint": "send a trace of every request to this OpenTelemetry collector, by OTLP"
+    " over HTTP (default: none)",
     "ssl_certfile": "certificate chain in PEM, for HTTPS (default: HTTP)",
     "ssl_keyfile": "its private key in PEM (default: in the certificate's file)",
     "ssl_key_password_file": "file whose first line is the key's password",
@@ -106,15 +108,16 @@ class ClusterSettings:
     host: str = _key("127.0.0.1", "endpoint", "address that clients connect to", "ADDR")
     port: int = _key(8000, "endpoint", "port that clients connect to")
     max_attempts: int = _key(3, "endpoint", "most engine pairs tried for one request")
-    stream_interval: int = _endpoint_key("stream_interval", "N")
-    tool_call_parser: str = _endpoint_key("tool_call_parser", "PARSER")
     max_waiting_requests: int = _endpoint_key("max_waiting_requests", "N")
     max_waiting_tokens: int = _endpoint_key("max_waiting_tokens", "N")
+    stream_interval: int = _endpoint_key("stream_interval", "N")
+    tool_call_parser: str = _endpoint_key("tool_call_parser", "PARSER")
     reasoning_parser: str = _endpoint_key("reasoning_parser", "PARSER")
     api_key_file: str | None = _endpoint_key("api_key_file")
     admin_key_file: str | None = _endpoint_key("admin_key_file")
     max_request_bytes: int = _endpoint_key("max_request_bytes", "N")
     allowed_origins: str | None = _endpoint_key("allowed_origins", "ORIGINS")
+    otlp_traces_endpoint: str | None = _endpoint_key("otlp_traces_endpoint", "URL")
     ssl_certfile: str | None = _endpoint_key("ssl_certfile")
     ssl_keyfile: str | None = _endpoint_key("ssl_keyfile")
     ssl_key_password_file: str | None = _endpoint_key("ssl_key_password_file")

@@ -50,6 +50,7 @@ from cluster.balancer.stories import Stories
 from cluster.balancer.text import ChoiceText, TextRules
 from cluster.balancer.timelines import Timelines
 from cluster.balancer.tokenization import Tokenization
+from cluster.balancer.tracing import Traces
 from engine.tokenizer import Tokenizer
 
 TICK_S = 0.1
@@ -72,7 +73,8 @@ class Dispatcher:
         self.early_aborts = EarlyAborts()
         self._rules = RetryRules(settings.max_attempts, settings.pair_wait_s, settings.silence_s)
         self._timelines = Timelines(self.metrics)
-        self.stories = Stories()
+        self._traces = Traces(settings.otlp_traces_endpoint, settings.model_name)
+        self.stories = Stories(self._traces.ended)
         self._keys = itertools.count(1)
         self._listeners: dict[int, tuple[Generation, int]] = {}  # by key: whose choice it is
         secret_file = settings.secret_file
@@ -116,6 +118,7 @@ class Dispatcher:
             await loop.run_in_executor(None, self._client.stop)
         await loop.run_in_executor(None, self._mailbox.stop)
         self.text.close()
+        await loop.run_in_executor(None, self._traces.close)
 
     # --- the clients' side ---------------------------------------------------------------------
 
@@ -125,13 +128,13 @@ class Dispatcher:
         stop_ids = await self.text.stop_ids(ask.rules.stops)
         specs = requests_for(ask, await self._pools(), stop_ids)
         self._refuse_unwanted(ask)  # which may have changed in the meantime
-        return self.submit(specs, ask.rules, self.settings.request_timeout_s)
-
-    def submit(
         failure = self.core.refusal(specs, self.settings.request_timeout_s)
         if failure is not None:
             self.metrics.requests.labels(failure.kind.value).inc(len(specs))
             raise GenerationFailed(failure)
+        return self.submit(specs, ask.rules, self.settings.request_timeout_s)
+
+    def submit(
         self,
         specs: Sequence[RequestSpec],
         rules: TextRules,

@@ -117,9 +117,7 @@ class Stories:
         what, request = news.what, news.request
         if isinstance(what, Dispatch):
             attempt = what.attempt
-            place = Place(
-                attempt.number, attempt.room, attempt.refs, now, attempt.output_offset
-            )
+            place = Place(attempt.number, attempt.room, attempt.refs, now, attempt.output_offset)
             story.places.append(place)
         elif isinstance(what, Measured) and story.places:
             story.places[-1].measured(what, now)
