@@ -1,7 +1,7 @@
 """Which workers should live, which do, and what to do about the difference. Pure; time is passed in.
 
-Owns when a dead worker starts again, and the memory of why it died. Knows no actors and no sockets:
-its shell reports what it saw, asks for decisions and carries them out.
+Owns when a dead worker starts again, which workers are wanted at all, and the memory of why each died.
+Knows no actors and no sockets: its shell reports what it saw, asks for decisions and carries them out.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,14 @@ class LifeState(Enum):
     WAITING = "waiting"  # no process; starts when its back-off is over
     STARTING = "starting"  # a process, not serving yet
     SERVING = "serving"  # registered
+    DRAINING = "draining"  # finishing its rooms, taking no new ones
 
 
 _MOVES = {
     LifeState.WAITING: {LifeState.STARTING},
     LifeState.STARTING: {LifeState.SERVING, LifeState.ENDING},
-    LifeState.SERVING: {LifeState.ENDING},
+    LifeState.SERVING: {LifeState.DRAINING, LifeState.ENDING},
+    LifeState.DRAINING: {LifeState.ENDING},
     LifeState.ENDING: {LifeState.WAITING},
 }
 
@@ -55,7 +57,28 @@ class Backoff:
     error: str
 
 
-Decision = Start | Evict | Backoff
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Let this worker finish its rooms and end."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End this worker, which holds no room yet."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nothing of this worker is left, and it is not wanted any more."""
+
+    worker_id: str
+
+
+Decision = Start | Evict | Backoff | Drain | Kill | Forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +105,11 @@ class WorkerStatus:
     num_failures: int  # in a row
     retry_in_s: float  # 0 unless waiting
     last_error: str
+    leaving: bool  # gone for good once this life has ended
 
 
 class _Worker:
-    """One desired worker: at most one life at a time."""
+    """One worker: at most one life at a time, and none after this one when it is leaving."""
 
     def __init__(self, worker_id: str, now: float) -> None:
         self.worker_id = worker_id
@@ -96,6 +120,7 @@ class _Worker:
         self.num_starts = 0
         self.num_failures = 0
         self.last_error = ""
+        self.leaving = False
 
     def advance(self, state: LifeState) -> None:
         if state not in _MOVES[self.state]:
@@ -107,7 +132,7 @@ class _Worker:
 
 
 class Supervisor:
-    """One entry per desired worker; a worker never has two lives, nor two processes, at once.
+    """One entry per worker that is desired or still leaves; none has two lives or processes at once.
 
     A new life's registration says that the old one writes nothing any more, just as an eviction does:
     neither may come while the old process could still write. Survivors are never touched: every
@@ -119,6 +144,32 @@ class Supervisor:
     ) -> None:
         self._workers = {worker_id: _Worker(worker_id, now) for worker_id in desired}
         self._backoff = backoff or BackoffPolicy()
+
+    # --- what is wanted ------------------------------------------------------------------------
+
+    def desire(self, worker_id: str, now: float) -> None:
+        """From now on this worker should live; one that leaves begins another life after this one."""
+        self._workers.setdefault(worker_id, _Worker(worker_id, now)).leaving = False
+
+    def undesire(self, worker_id: str) -> list[Decision]:
+        """This worker should leave for good, once it has finished its rooms."""
+        worker = self._workers[worker_id]
+        worker.leaving = True
+        if worker.state is LifeState.WAITING:
+            return self._forget(worker)
+        if worker.state is LifeState.STARTING:
+            return [Kill(worker_id)]
+        return self.renew(worker_id)
+
+    def renew(self, worker_id: str) -> list[Decision]:
+        """End a serving life in order; a new one follows unless the worker is leaving."""
+        worker = self._workers[worker_id]
+        if worker.state is not LifeState.SERVING:
+            return []
+        worker.advance(LifeState.DRAINING)
+        return [Drain(worker_id)]
+
+    # --- what happens --------------------------------------------------------------------------
 
     def reconcile(self, now: float) -> list[Decision]:
         """Start every worker that is due; the caller has begun it when this returns."""
@@ -143,7 +194,7 @@ class Supervisor:
         worker.serving_since = now
 
     def died(self, worker_id: str, error: str, now: float) -> list[Decision]:
-        """The worker's current life is over; `gone` must follow once its process is."""
+        """The worker's current life broke; `gone` must follow once its process is."""
         worker = self._workers[worker_id]
         served_s = now - worker.serving_since if worker.state is LifeState.SERVING else 0.0
         worker.advance(LifeState.ENDING)
@@ -151,14 +202,21 @@ class Supervisor:
         worker.last_error = error[:MAX_ERROR_CHARS]
         delay_s = self._backoff.delay_s(worker.num_failures)
         worker.due_at = now + delay_s
-        return [Backoff(worker_id, delay_s, worker.last_error)]
+        return [] if worker.leaving else [Backoff(worker_id, delay_s, worker.last_error)]
+
+    def drained(self, worker_id: str, now: float) -> None:
+        """The worker's draining life ended in order; `gone` must follow once its process is."""
+        worker = self._workers[worker_id]
+        worker.advance(LifeState.ENDING)
+        worker.num_failures, worker.due_at = 0, now
 
     def gone(self, worker_id: str) -> list[Decision]:
         """The process of the life that was over is no more: others may be told that it is dead."""
         worker = self._workers[worker_id]
         worker.advance(LifeState.WAITING)
         ref, worker.ref = worker.ref, None
-        return [] if ref is None else [Evict(ref)]
+        evicted: list[Decision] = [] if ref is None else [Evict(ref)]
+        return [*evicted, *self._forget(worker)] if worker.leaving else evicted
 
     def next_due_s(self, now: float) -> float | None:
         """Seconds until the next start is due; None when nobody waits."""
@@ -166,7 +224,7 @@ class Supervisor:
         return max(0.0, min(waiting) - now) if waiting else None
 
     def status(self, now: float) -> tuple[WorkerStatus, ...]:
-        """All workers in the order they were desired."""
+        """All workers in the order in which they were first desired."""
         return tuple(
             WorkerStatus(
                 worker_id=w.worker_id,
@@ -176,6 +234,11 @@ class Supervisor:
                 num_failures=w.num_failures,
                 retry_in_s=max(0.0, w.due_at - now) if w.state is LifeState.WAITING else 0.0,
                 last_error=w.last_error,
+                leaving=w.leaving,
             )
             for w in self._workers.values()
         )
+
+    def _forget(self, worker: _Worker) -> list[Decision]:
+        del self._workers[worker.worker_id]
+        return [Forget(worker.worker_id)]
