@@ -30,6 +30,7 @@ examples:
   pdserve up --model ./my-model --decode 2 --port 9000
   pdserve up --config cluster.yaml --log-level debug
   pdserve status                              who is there, what they do, which pairs can serve
+  pdserve doctor                              what is wrong, why it matters, what to do
   pdserve chat --system "Answer briefly."     talk to the model
   pdserve bench --rate 2 --html report.html    a load test
   pdserve down                                end the running `up`
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_up(commands)
     _add_status(commands)
+    _add_doctor(commands)
     _add_down(commands)
     _add_chat(commands)
     _add_bench(commands)
@@ -178,6 +180,25 @@ def _add_status(commands: Any) -> None:
     )
 
 
+def _add_doctor(commands: Any) -> None:
+    text = "find what is wrong with a cluster, or why a request is where it is"
+    parser = _add(commands, "doctor", _doctor, text)
+    parser.epilog = (
+        "exit code: 0 when nothing is wrong, or when REQUEST_ID is known; 1 when something is wrong\n"
+        "with an admin key file, PDSERVE_API_KEY must hold an administrator's key"
+    )
+    parser.add_argument(
+        "request_id",
+        nargs="?",
+        metavar="REQUEST_ID",
+        help="the client's X-Request-Id, or the id of its answer",
+    )
+    parser.add_argument("--url", help=f"the endpoint (default: the running `up`, or {DEFAULT_URL})")
+    parser.add_argument(
+        "--json", action="store_true", dest="as_json", help="all facts for programs"
+    )
+
+
 def _add_down(commands: Any) -> None:
     parser = _add(commands, "down", _down, "end a running `up` of this user")
     parser.add_argument(
@@ -229,6 +250,12 @@ def _status(arguments: dict[str, Any]) -> int:
     from cluster.status import status
 
     return status(**arguments)
+
+
+def _doctor(arguments: dict[str, Any]) -> int:
+    from cluster.doctor import doctor
+
+    return doctor(**arguments)
 
 
 def _down(arguments: dict[str, Any]) -> int:
