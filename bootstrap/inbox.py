@@ -4,7 +4,9 @@ Owns the socket, the gate that asks for the cluster secret and the watch over fa
 Whatever is no envelope of ours is counted and dropped, and the socket lives on.
 """
 
+import errno
 import logging
+import random
 from collections.abc import Iterator
 
 import zmq
@@ -21,6 +23,10 @@ INBOX_COUNTS = (
     "misaddressed",  # messages for another incarnation
     "handshakes_failed",  # a wrong or missing cluster secret, or no ZMQ peer
 )
+
+# Where mailboxes listen: below the range that Linux gives to outgoing connections and transports, so
+# that a firewall can tell the control plane from pages of KV.
+INBOX_PORTS = range(20000, 32768)
 
 _BATCH = 256  # messages between two looks at everything else the thread does
 
@@ -40,9 +46,19 @@ class Inbox:
         self._watch = sockets.HandshakeWatch(self._socket)
 
     def bind(self, port: str) -> str:
-        """Listen on `port`, "*" for one that the system picks; the endpoint. Raises zmq.ZMQError."""
+        """Listen on `port`; the endpoint. Raises zmq.ZMQError."""
         self._socket.bind(f"tcp://{self._address}:{port}")
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def bind_any(self) -> str:
+        """Listen on a port of INBOX_PORTS; the endpoint. Raises zmq.ZMQError."""
+        for port in random.sample(INBOX_PORTS, len(INBOX_PORTS)):
+            try:
+                return self.bind(str(port))
+            except zmq.ZMQError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        raise zmq.ZMQError(errno.EADDRINUSE)
 
     def register(self, poller: zmq.Poller) -> None:
         """Have `poller` wake up for all of our sockets."""

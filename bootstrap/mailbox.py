@@ -51,14 +51,14 @@ class Mailbox:
         on_message: Callable[[Peer, Message], None],
         security: Security | None = None,
     ) -> None:
-        """Binds to a port that the system picks; raises ConfigError for a host that cannot work."""
+        """Binds to any port of INBOX_PORTS; raises ConfigError for a host that cannot work."""
         address = sockets.own_address("bind_host", bind_host, secured=security is not None)
         self._on_message = on_message
         self._counts = Counts(_COUNTS)
         self._context = sockets.new_context()
         self._inbox = Inbox(self._context, address, security, self._counts)
         try:
-            self.peer = Peer(me, self._inbox.bind("*"))
+            self.peer = Peer(me, self._inbox.bind_any())
         except zmq.ZMQError as error:
             self._inbox.close()
             self._context.term()

@@ -113,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_down(commands)
     _add_chat(commands)
     _add_bench(commands)
+    _add_fetch(commands)
     _add_balancer(commands)
     return parser
 
@@ -222,6 +223,15 @@ def _add_bench(commands: Any) -> None:
         _add_setting(parser, entry.name, entry.default, entry.metadata)
 
 
+def _add_fetch(commands: Any) -> None:
+    parser = _add(
+        commands, "fetch", _fetch, "put a model into a folder, unless it is there already"
+    )
+    parser.add_argument("model", metavar="HF-ID|demo", help="what to fetch")
+    parser.add_argument("folder", metavar="DIR", help="where to")
+    parser.add_argument("--revision", help="of the model on the hub (default: its newest)")
+
+
 def _add_balancer(commands: Any) -> None:
     text = "run the load balancer alone, beside engines that run elsewhere"
     parser = _add(commands, "balancer", _balancer, text)
@@ -275,6 +285,12 @@ def _bench(arguments: dict[str, Any]) -> int:
     from cluster.bench.run import bench
 
     return bench(settings)
+
+
+def _fetch(arguments: dict[str, Any]) -> int:
+    from cluster.fetch import fetch
+
+    return fetch(**arguments)
 
 
 def _balancer(arguments: dict[str, Any]) -> int:

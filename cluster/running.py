@@ -24,6 +24,7 @@ from cluster.progress import Progress
 from cluster.runtime import RuntimeFolder, SupervisedWorker
 from cluster.settings import BalancerIdentity, ClusterSettings, EngineIdentity
 from cluster.signals import StopSignals
+from engine.beat import Beat
 from engine.model_source import DEMO
 from engine.settings import EngineSettings
 
@@ -59,6 +60,7 @@ class RunningCluster:
         self._bind_host = LOOPBACK
         self._bootstrap = ""
         self._seen: tuple[SupervisedWorker, ...] = ()
+        self._beat = Beat.from_environment()
 
     @property
     def bootstrap(self) -> str:
@@ -97,6 +99,7 @@ class RunningCluster:
         Raises RemoteFault when the supervisor dies again and again.
         """
         assert self._supervisor is not None
+        self._beat.touch()
         if self._balancer is not None:
             self._balancer.tend(time.monotonic())
         seen = self._supervisor.tend(time.monotonic())
@@ -113,9 +116,13 @@ class RunningCluster:
         return self._seen
 
     def is_ready(self) -> bool:
-        """Whether the balancer has a pair that can serve; without one, whether all workers serve."""
+        """Whether the balancer has a pair that can serve; without one, whether every role is served.
+
+        More engines than the joined Ray has room for yet are no reason to give up.
+        """
         if self._balancer is None:
-            return bool(self._seen) and all(worker.state == "serving" for worker in self._seen)
+            serving = {worker.role for worker in self._seen if worker.state == "serving"}
+            return serving >= {role.value for role in HOSTED}
         connection = self._connection()
         try:
             connection.request("GET", "/ready")

@@ -29,23 +29,26 @@ def resolve_model(spec: str, on_progress: Progress | None = None) -> Path:
         raise ConfigError(f"model={spec!r}: a file; {_ALLOWED}")
     if not _HUB_ID.fullmatch(spec) or spec.startswith("."):
         raise ConfigError(f"model={spec!r}: no such folder; {_ALLOWED}")
-    return check_folder(_fetch(spec, on_progress))
-
-
-def _fetch(spec: str, on_progress: Progress | None) -> Path:
-    """The hub's files, from its cache where they are already."""
-    from huggingface_hub import snapshot_download
-
     if on_progress is not None:
         on_progress("download", 0, 1)
+    folder = fetch_from_hub(spec)
+    if on_progress is not None:
+        on_progress("download", 1, 1)
+    return check_folder(folder)
+
+
+def fetch_from_hub(spec: str, revision: str | None = None, folder: Path | None = None) -> Path:
+    """The hub's files: in `folder`, or in its cache. Raises ConfigError that says what to do."""
+    from huggingface_hub import snapshot_download
+
     try:
-        folder = snapshot_download(spec, allow_patterns=_HUB_FILES)
+        found = snapshot_download(
+            spec, revision=revision, local_dir=folder, allow_patterns=_HUB_FILES
+        )
     except (OSError, ValueError) as error:  # network, authorisation, and names the hub refuses
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ConfigError(
             f"model={spec!r}: cannot be fetched: {reason}; check the name, the network and HF_TOKEN, "
             "or name a local folder"
         ) from error
-    if on_progress is not None:
-        on_progress("download", 1, 1)
-    return Path(folder)
+    return Path(found)
