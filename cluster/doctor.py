@@ -146,7 +146,8 @@ def finding_lines(found: Sequence[Finding]) -> Iterator[Text]:
         line = Text(f"{mark}: ", style=style)
         line.append(f"{finding.what}. It matters because {finding.why}. Next: {finding.next}.", "")
         yield line
-    verdict = f"{len(wrong)} things are wrong" if wrong else "nothing is wrong"
+    count = "1 thing is" if len(wrong) == 1 else f"{len(wrong)} things are"
+    verdict = f"{count} wrong" if wrong else "nothing is wrong"
     yield Text(verdict, style="red" if wrong else "green")
 
 
