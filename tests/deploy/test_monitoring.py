@@ -20,7 +20,7 @@ from tests.support.waiting import wait_for
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "helm" / "pdserve" / "files" / "alerts.yaml"
 METRIC = re.compile(r"\b(?:pdserve|vllm):[a-z0-9_]+")
-SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "gauge": ("",)}
 
 model_dir = conformance_cluster.model_dir
 
@@ -39,10 +39,14 @@ def balancer(model_dir) -> Iterator[HttpBalancer]:
 
 @pytest.fixture(scope="module")
 def families(balancer) -> dict[str, str]:
-    """What `/metrics` shows: names with their kinds."""
+    """What `/metrics` shows: names, without a counter's `_total`, and kinds."""
     lines = balancer.get("/metrics").text.splitlines()
     shown = dict(line.split()[2:] for line in lines if line.startswith("# TYPE "))
-    return {name: kind for name, kind in shown.items() if not name.endswith("_created")}
+    return {
+        name.removesuffix("_total"): kind
+        for name, kind in shown.items()
+        if not name.endswith("_created")
+    }
 
 
 @pytest.fixture(scope="module")
