@@ -1,19 +1,27 @@
 """Who is admitted, who decodes, who gives way: the decode engine's pages and its batch.
 
 Admission is all or nothing, in the order in which prefill engines started, and leaves a growth reserve
-of one block per active request. Every running request is in every step. When pages run out the youngest
-running request is retracted with its bytes kept aside; the oldest always goes on, and nobody new is
-admitted before the retracted are back: so every request ends.
+of one block per active request. Prompts that fit may pass one that does not, until its patience ends.
+Every running request is in every step. When pages run out the youngest running request is retracted with
+its bytes kept aside; the oldest always goes on, and nobody new is admitted before the retracted are back.
+
+So every request ends, in whatever order they are admitted: who holds pages here waits for nobody's pages
+on either side, since its prefill engine took its own before; so it ends and gives its pages back, and
+from the end of its patience on they are all for the one whose turn it is, which fits an empty pool.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from decode.request import DecodeEvent, DecodeRequest, DecodeState
 from engine.core import StepPlan, SwapIn, SwapOut
 from engine.limits import EngineLimits
+from engine.patience import Patience
 from engine.step import SampleAt, SequenceChunk
 from kv_transfer.ledger import PageLedger
 from kv_transfer.prefix import BlockHasher
+
+LOOKAHEAD = 32  # prompts that are looked at for one that fits
 
 _S, _E = DecodeState, DecodeEvent
 
@@ -30,6 +38,7 @@ class DecodeScheduler:
         self.retracted: dict[bytes, DecodeRequest] = {}  # oldest commit first
         self.num_retractions = 0
         self._limits = limits
+        self._patience = Patience()
 
     def plan(self, now: float) -> tuple[StepPlan | None, list[DecodeRequest]]:
         """The next step, and the requests that were admitted for it to go on without them."""
@@ -99,13 +108,20 @@ class DecodeScheduler:
     def _admit(self, now: float) -> list[DecodeRequest]:
         """Reserve pages for started prompts in order; the first that does not fit ends the round."""
         admitted = []
-        for request in list(self.admitting.values()):
+        head: bytes | None = None  # of those that do not fit
+        for request in list(islice(self.admitting.values(), LOOKAHEAD)):
+            if head is not None and not self._patience.may_pass(head, now):
+                break
             num_active = len(self.running) + len(self.receiving)
             prefix = self._lookup(request.hashes)
             num_new = self._limits.blocks_for(request.num_prompt_tokens) - len(prefix)
-            fits = self.ledger.can_take(prefix, num_new + num_active)
-            if not fits or num_active >= self._limits.max_num_seqs:
-                break
+            if not self.ledger.can_take(prefix, num_new + num_active):
+                if head is None:
+                    head = request.room
+                    self._patience.waits(head, now)
+                continue
+            if head is not None:
+                self._patience.passed(head, now)
             epoch = self.ledger.reserve(request.room, prefix, num_new)
             assert epoch is not None
             del self.admitting[request.room]

@@ -1,15 +1,20 @@
 """The prefill engine's pure core: which prompts compute next, and what each outcome sets off.
 
-First come, first served, in chunks under a token budget. A request takes the pages of its whole prompt
-at once and tells its decode engine only then, so pages are always taken here before they are taken
-there and the two pools cannot wait for each other in a circle. Finished prompts keep their pages until
-they are handed off: when decode engines are slow, no pages are left here and the queue waits.
+Prompts compute in chunks under a token budget, the oldest first. While the oldest has more to compute
+than one step, up to half of each goes to prompts that have less, so a short one need not wait for a long
+one to end. The oldest always gets the other half and goes on, and everybody becomes the oldest. A queued
+prompt begins when it gets its first chunk.
+
+A request takes the pages of its whole prompt at once and tells its decode engine only then, so pages are
+always taken here before they are taken there. Whoever holds pages here needs no more of them, and whoever
+holds pages there waits for none here: the two pools cannot wait for each other in a circle, in whatever
+order prompts begin. Finished prompts keep their pages until they are handed off: when decode engines are
+slow, no pages are left here and the queue waits.
 """
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from bootstrap.identity import Peer
+from bootstrap.identity import Peer, WorkerRef
 from bootstrap.membership import WorkerLoad, WorkerState
 from bootstrap.messages import (
     AbortRoom,
@@ -27,11 +32,12 @@ from engine.core import CompileGrammar, GrammarCompiled, Post, Received, StepPla
 from engine.inspection import Inspection
 from engine.limits import EngineLimits
 from engine.reports import ProgressReports
-from engine.step import RowFault, SampleAt, SampledToken, ScoredPrompt, SequenceChunk
+from engine.step import RowFault, SampledToken, ScoredPrompt
 from kv_transfer.ledger import PageLedger
 from kv_transfer.prefix import BlockHasher
 from prefill.bootstrap_token import finish_of, record_of, room_tokens
 from prefill.dispatch import refusal_of
+from prefill.chunks import StepDraft
 from prefill.handoffs import (
     BlocksComputed,
     EndTransfer,
@@ -43,6 +49,7 @@ from prefill.handoffs import (
 )
 from prefill.inspection import PrefillRooms
 from prefill.request import STAGES, PrefillEvent, PrefillRequest, PrefillState
+from prefill.queue import PrefillQueue
 
 _S, _E = PrefillState, PrefillEvent
 
@@ -55,7 +62,7 @@ class PrefillCore:
         self.ledger = PageLedger(limits.num_blocks)
         self._hasher = BlockHasher(limits.block_size)
         self._rooms: dict[bytes, PrefillRequest] = {}
-        self._queue: deque[PrefillRequest] = deque()
+        self._queue = PrefillQueue()
         self._computing: dict[bytes, PrefillRequest] = {}  # in order of start
         self._tombstones = RecentRooms()
         self._out: list[object] = []
@@ -100,22 +107,36 @@ class PrefillCore:
         self._out.extend(self._reports.due(self._held_rooms(), now))
 
     def plan(self, now: float) -> StepPlan | None:
-        """Chunks of running prompts, oldest first, then new prompts while budget and pages last."""
-        budget = self._limits.max_num_batched_tokens
-        rooms: list[bytes] = []
-        chunks: list[SequenceChunk] = []
+        """A step's chunks: of the oldest prompt, and of shorter ones that need not wait for it."""
+        draft = StepDraft(self._limits.max_num_batched_tokens)
         running = list(self._computing.values())
-        while budget > 0:
-            request = running.pop(0) if running else self._start_next(now)
-            if request is None:
-                break
-            chunk = self._chunk(request, budget)
-            if chunk is None:
-                continue
-            budget -= len(chunk.token_ids)
-            rooms.append(request.room)
-            chunks.append(chunk)
-        return StepPlan(tuple(rooms), tuple(chunks)) if chunks else None
+        oldest = next((r for r in running if r.num_computable), None)
+        if oldest is None:
+            oldest = next((r for r in self._queue.ahead() if self._start(r, now)), None)
+        if oldest is not None:
+            if oldest.num_computable > draft.num_left:
+                self._add_shorter(oldest, running, draft, now)
+            draft.add(oldest)
+        for request in running:
+            draft.add(request)
+        for request in self._queue.ahead():
+            if draft.num_left and self._start(request, now):
+                draft.add(request)
+        return draft.plan()
+
+    def _add_shorter(
+        self, oldest: PrefillRequest, running: list[PrefillRequest], draft: StepDraft, now: float
+    ) -> None:
+        """Up to half of the step goes to prompts with less to compute than the oldest, shortest first."""
+        share = draft.num_left // 2
+        shorter = [
+            request
+            for request in (*running, *self._queue.ahead())
+            if 0 < request.num_computable < oldest.num_computable
+        ]
+        for request in sorted(shorter, key=lambda request: request.num_computable):
+            if share and (request.state is _S.COMPUTING or self._start(request, now)):
+                share -= draft.add(request, share)
 
     def complete(self, plan: StepPlan, results: Sequence[StepResult], now: float) -> None:
         """The step ran: blocks go out, finished prompts deliver their bootstrap token."""
@@ -192,17 +213,19 @@ class PrefillCore:
             return FailureReason.QUEUE_FULL, f"{len(self._queue)} requests wait already"
         return refusal_of(dispatch, self._limits)
 
-    def _start_next(self, now: float) -> PrefillRequest | None:
-        """The queue's head, now computing, if sequences and pages allow; nobody overtakes it."""
-        if not self._queue or len(self._computing) >= self._limits.max_num_seqs:
-            return None
-        request = self._queue[0]
+    def _start(self, request: PrefillRequest, now: float) -> bool:
+        """Let a queued prompt compute, if sequences, pages and those before it allow."""
+        if len(self._computing) >= self._limits.max_num_seqs:
+            return False
+        if not self._queue.may_begin(request, now):
+            return False
         prefix = self._cached_prefix(request)
         num_new = self._limits.blocks_for(request.num_tokens) - len(prefix)
         pages = self.ledger.take(request.room, prefix, num_new)
         if pages is None:
-            return None
-        self._queue.popleft()
+            self._queue.lacks_pages(request, now)
+            return False
+        self._queue.begin(request, now)
         request.advance(_E.START, _S.COMPUTING)
         request.pages = pages
         request.num_cached = request.num_computed = len(prefix) * self._limits.block_size
@@ -214,7 +237,7 @@ class PrefillCore:
             self._out.append(Post(decode, PrefillStarted(request.room)))
             if prefix:
                 self._out.append(BlocksComputed(request.room, len(prefix)))
-        return request
+        return True
 
     def _cached_prefix(self, request: PrefillRequest) -> list[int]:
         """Cached pages of the prompt, short of its last token: that one must be computed.
@@ -225,26 +248,6 @@ class PrefillCore:
             return []
         usable = (request.num_tokens - 1) // self._limits.block_size
         return self.ledger.lookup(request.hashes[:usable])
-
-    def _chunk(self, request: PrefillRequest, budget: int) -> SequenceChunk | None:
-        """The next tokens, or None while all that is left waits for the grammar."""
-        dispatch, token_ids = request.dispatch, request.dispatch.prompt_token_ids
-        start = request.num_computed
-        end = min(request.num_tokens - request.waits_for_grammar, start + budget)
-        if end == start:
-            return None
-        sample = None
-        if end == request.num_tokens:
-            position, grammar = dispatch.output_offset, request.grammar
-            sample = SampleAt(dispatch.sampling, position, token_ids, grammar=grammar)
-        return SequenceChunk(
-            token_ids[start:end],
-            start,
-            request.pages,
-            sample,
-            dispatch.num_prompt_logprobs or 0,
-            token_ids[start + 1 : min(end + 1, request.num_scored)],
-        )
 
     # --- outcomes ------------------------------------------------------------------------------
 

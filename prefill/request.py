@@ -86,6 +86,11 @@ class PrefillRequest:
         return self.dispatch.sampling.grammar is not None and self.grammar is None
 
     @property
+    def num_computable(self) -> int:
+        """Prompt tokens that could be computed now."""
+        return self.num_tokens - self.waits_for_grammar - self.num_computed
+
+    @property
     def deadline_at(self) -> float:
         """When the request's own deadline passes, on this engine's clock."""
         return self.arrived_at + self.dispatch.deadline_s

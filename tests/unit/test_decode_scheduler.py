@@ -6,6 +6,7 @@ from bootstrap.errors import IllegalTransition
 from decode.request import TRANSITIONS, DecodeEvent, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
 from engine.core import StepPlan, SwapIn, SwapOut
+from engine.patience import MAX_PASSED, MAX_PASSED_S
 from tests.support.cores import decode_dispatch, limits, of_type, prompt, room
 
 _S, _E = DecodeState, DecodeEvent
@@ -17,6 +18,7 @@ class Rig:
     def __init__(self, **overrides: object) -> None:
         self.scheduler = DecodeScheduler(limits(**overrides))
         self.now = 0.0
+        self.pace_s = 1.0
 
     def start(self, number: int, num_tokens: int, first: int | None = None) -> DecodeRequest:
         token_ids = prompt(num_tokens, first=10 * number if first is None else first)
@@ -28,7 +30,7 @@ class Rig:
 
     def plan(self) -> StepPlan | None:
         """The next plan; what it admits is exposed."""
-        self.now += 1.0
+        self.now += self.pace_s
         plan, admitted = self.scheduler.plan(self.now)
         for request in admitted:
             self.scheduler.ledger.expose(request.room)
@@ -36,7 +38,7 @@ class Rig:
         return plan
 
     def commit(self, request: DecodeRequest) -> None:
-        self.now += 1.0
+        self.now += self.pace_s
         self.scheduler.commit(request, 99, self.now)
         self.scheduler.validate()
 
@@ -83,12 +85,49 @@ def test_the_request_makes_exactly_the_moves_of_its_table(
 
 def test_admission_is_all_or_nothing_and_in_order() -> None:
     rig = Rig(num_blocks=8)
-    for number, num_tokens in ((1, 16), (2, 20), (3, 4)):
+    for number, num_tokens in ((1, 16), (2, 20), (3, 16)):
         rig.start(number, num_tokens)
     assert rig.plan() is None
     assert rig.numbers(rig.scheduler.receiving) == [1]
-    assert rig.numbers(rig.scheduler.admitting) == [2, 3]  # 3 would fit, but 2 is before it
+    assert rig.numbers(rig.scheduler.admitting) == [2, 3]
     assert rig.counts == {"free": 4, "writing": 4}
+
+
+def test_what_fits_may_pass_what_does_not() -> None:
+    rig = Rig(num_blocks=8)
+    for number, num_tokens in ((1, 16), (2, 20), (3, 4)):
+        rig.start(number, num_tokens)
+    rig.plan()
+    assert rig.numbers(rig.scheduler.receiving) == [1, 3]
+    assert rig.numbers(rig.scheduler.admitting) == [2]
+
+
+def test_only_so_often_is_the_next_passed_and_then_pages_are_kept_for_it() -> None:
+    rig = Rig(num_blocks=8)
+    rig.pace_s = 0.0
+    rig.run(1, 16)
+    rig.start(2, 20)
+    for number in range(3, 3 + MAX_PASSED):
+        small = rig.run(number, 3)
+        assert small.state is _S.RUNNING
+        rig.scheduler.remove(small)
+    rig.start(99, 3)
+    rig.plan()
+    assert rig.numbers(rig.scheduler.admitting) == [2, 99]
+    rig.scheduler.remove(rig.scheduler.running[room(1)])
+    rig.plan()
+    assert rig.numbers(rig.scheduler.receiving) == [2, 99]
+
+
+def test_only_so_long_is_the_next_passed() -> None:
+    rig = Rig(num_blocks=8)
+    rig.run(1, 16)
+    rig.start(2, 20)
+    rig.plan()
+    rig.now += MAX_PASSED_S
+    rig.start(3, 3)
+    rig.plan()
+    assert rig.numbers(rig.scheduler.admitting) == [2, 3]
 
 
 def test_admission_leaves_one_block_to_grow_for_each_active_request() -> None:

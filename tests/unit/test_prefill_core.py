@@ -16,6 +16,7 @@ from bootstrap.messages import (
 )
 from bootstrap.sampling import FinishReason
 from engine.core import Received, StepPlan
+from engine.patience import MAX_PASSED, MAX_PASSED_S
 from engine.step import NumericalFault
 from kv_transfer.prefix import prompt_digest
 from prefill.core import PrefillCore
@@ -100,11 +101,13 @@ def test_the_request_makes_exactly_the_moves_of_its_table(
 # --- order, budget, pages --------------------------------------------------------------------
 
 
-def test_first_come_first_served_in_chunks_under_the_budget() -> None:
-    core = core_with(dispatch(1, 12), dispatch(2, 6), dispatch(3, 3))
+def test_equal_prompts_are_served_in_order_in_chunks_under_the_budget() -> None:
+    core = core_with(dispatch(1, 12), dispatch(2, 12), dispatch(3, 12))
     assert sizes(step(core)) == [(1, 0, 8)]
     assert sizes(step(core)) == [(1, 8, 4), (2, 0, 4)]
-    assert sizes(step(core)) == [(2, 4, 2), (3, 0, 3)]
+    assert sizes(step(core)) == [(2, 4, 8)]
+    assert sizes(step(core)) == [(3, 0, 8)]
+    assert sizes(step(core)) == [(3, 8, 4)]
     assert core.plan(0.0) is None
 
 
@@ -142,14 +145,67 @@ def test_full_blocks_are_announced_as_they_end() -> None:
     assert announced == [1, 3]  # 6 and 12 tokens; the last chunk ends the prompt
 
 
-def test_no_pages_means_waiting_and_nobody_overtakes() -> None:
-    core = core_with(dispatch(1, 40), dispatch(2, 30), dispatch(3, 4))
+def test_a_short_prompt_gets_its_chunk_in_the_next_step_beside_a_long_one() -> None:
+    core = core_with(dispatch(1, 40))
+    assert sizes(step(core)) == [(1, 0, 8)]
+    core.handle(Received(BALANCER, dispatch(2, 3)), 0.0)
+    core.handle(Received(BALANCER, dispatch(3, 2)), 0.0)
+    assert sizes(step(core)) == [(3, 0, 2), (2, 0, 2), (1, 8, 4)]
+    assert sizes(step(core)) == [(2, 2, 1), (1, 12, 7)]
+    assert sizes(step(core)) == [(1, 19, 8)]
+
+
+def test_the_oldest_gets_half_of_every_step_however_many_short_ones_come() -> None:
+    core = core_with(dispatch(1, 32), num_blocks=64, max_num_seqs=64, max_queue=64)
+    step(core)
+    for number in range(2, 60):
+        core.handle(Received(BALANCER, dispatch(number, 2)), 0.0)
+    for num_computed in range(8, 24, 4):
+        assert (1, num_computed, 4) in sizes(step(core))
+
+
+def test_a_long_prompt_starts_beside_no_equal_one_to_delay_both() -> None:
+    core = core_with(dispatch(1, 24), dispatch(2, 24))
+    assert sizes(step(core)) == [(1, 0, 8)]
+    assert core.load().num_queued == 1  # and it holds no pages
+
+
+def waiting_for_pages(**more) -> PrefillCore:
+    """10 of 16 pages are leased; room 2 is next and wants 8."""
+    core = core_with(dispatch(1, 40), dispatch(2, 30), **more)
     for _ in range(5):
         step(core)
-    assert core.load().num_queued == 2
-    assert core.plan(0.0) is None  # 10 of 16 pages leased; 2 wants 8, and 3 may not pass it
+    assert core.load().num_queued == 1
+    assert core.plan(0.0) is None
+    return core
+
+
+def test_what_fits_may_pass_a_prompt_that_waits_for_pages() -> None:
+    core = waiting_for_pages()
+    core.handle(Received(BALANCER, dispatch(3, 4)), 0.0)
+    assert sizes(step(core)) == [(3, 0, 4)]
     core.handle(TransferClosed(room(1)), 0.0)
     assert sizes(step(core)) == [(2, 0, 8)]
+
+
+def test_only_so_often_is_a_prompt_passed_and_then_pages_are_kept_for_it() -> None:
+    core = waiting_for_pages()
+    for number in range(3, 3 + MAX_PASSED):
+        core.handle(Received(BALANCER, dispatch(number, 4)), 0.0)
+        assert sizes(step(core)) == [(number, 0, 4)]
+        core.handle(TransferClosed(room(number)), 0.0)
+    core.handle(Received(BALANCER, dispatch(99, 4)), 0.0)
+    assert core.plan(0.0) is None
+    core.handle(TransferClosed(room(1)), 0.0)
+    assert {number for number, _, _ in sizes(step(core))} == {2, 99}
+
+
+def test_only_so_long_is_a_prompt_passed() -> None:
+    core = waiting_for_pages()
+    core.handle(Received(BALANCER, dispatch(3, 4)), 0.0)
+    assert sizes(step(core, 0.0)) == [(3, 0, 4)]
+    core.handle(Received(BALANCER, dispatch(4, 4)), MAX_PASSED_S)
+    assert core.plan(MAX_PASSED_S) is None
 
 
 def test_no_more_prompts_compute_at_once_than_sequences_are_allowed() -> None:

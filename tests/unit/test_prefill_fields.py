@@ -140,9 +140,11 @@ def test_a_prompt_that_cannot_be_scored_fails_before_its_token() -> None:
 
 
 def test_all_but_the_last_token_is_computed_while_the_grammar_compiles() -> None:
-    core = core_with(dispatch(1, 12, sampling=BOUND), dispatch(2, 3))
+    core = core_with(dispatch(1, 12, sampling=BOUND))
     assert of_type(core.drain(), CompileGrammar) == [CompileGrammar(room(1), GRAMMAR)]
-    first, second = step(core), step(core)
+    first = step(core)
+    core.handle(Received(BALANCER, dispatch(2, 3)), 0.0)
+    second = step(core)
     assert first is not None
     assert second is not None
     assert [len(c.token_ids) for c in (*first.chunks, *second.chunks)] == [8, 3, 3]
