@@ -71,8 +71,8 @@ class _Holds:
                 self._hold, self._num_passed = command, 0
                 self.parent.send(("armed", ""))
 
-    def pass_by(self, step: str, *, after: bool) -> None:
-        """On the thread that does `step`."""
+    def pass_by(self, step: str, towards: str, *, after: bool) -> None:
+        """On the thread that does `step` towards a worker."""
         hold = self._hold
         if hold is None or hold.step != step or hold.after != after:
             return
@@ -81,7 +81,7 @@ class _Holds:
             if self._hold is not hold or self._num_passed != hold.count:
                 return
             go = self._go
-            self.parent.send(("held", step))
+            self.parent.send(("held", towards))
         go.wait()
 
 
@@ -106,22 +106,23 @@ def _hold_steps(holds: _Holds) -> None:
     post, send, submit = Mailbox.post, BootstrapClient._send, TransferPump._begin_write
 
     def held_post(self: Mailbox, peer: Peer, message: Message) -> None:
-        step = type(message).__name__
-        holds.pass_by(step, after=False)
+        step, towards = type(message).__name__, peer.ref.worker_id
+        holds.pass_by(step, towards, after=False)
         post(self, peer, message)
-        holds.pass_by(step, after=True)
+        holds.pass_by(step, towards, after=True)
 
     def held_send(self: BootstrapClient, message: Message) -> bool:
         step = type(message).__name__
-        holds.pass_by(step, after=False)
+        holds.pass_by(step, "bootstrap", after=False)
         sent = send(self, message)
-        holds.pass_by(step, after=True)
+        holds.pass_by(step, "bootstrap", after=True)
         return sent
 
     def held_write(self: TransferPump, write: Any) -> None:
-        holds.pass_by(WRITE, after=False)
+        towards = write.agent_name.partition("-")[0]
+        holds.pass_by(WRITE, towards, after=False)
         submit(self, write)
-        holds.pass_by(WRITE, after=True)
+        holds.pass_by(WRITE, towards, after=True)
 
     Mailbox.post = held_post  # type: ignore[method-assign]
     BootstrapClient._send = held_send  # type: ignore[method-assign]

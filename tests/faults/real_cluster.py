@@ -49,6 +49,7 @@ class RealProcess:
     started_at: float = field(default_factory=time.monotonic)
     stopped: bool = False
     held: threading.Event = field(default_factory=threading.Event)
+    towards: str = ""  # whom the held step concerns
     _serving: threading.Event = field(default_factory=threading.Event)
     _armed: threading.Event = field(default_factory=threading.Event)
 
@@ -94,6 +95,7 @@ class RealProcess:
             elif word == "armed":
                 self._armed.set()
             elif word == "held":
+                self.towards = "lb" if value == "balancer" else value
                 self.held.set()
 
     def wait_serving(self, timeout_s: float = 60.0) -> None:
@@ -174,9 +176,12 @@ class RealCluster:
 
     # --- processes -----------------------------------------------------------------------------
 
-    def start(self, name: str) -> RealProcess:
-        """A new life; an engine's is a new incarnation at another address, the others' at the same."""
+    def start(self, name: str, *, moved: bool = False) -> RealProcess:
+        """A new life. With links it listens at the old address unless it `moved`; without, engines
+        always listen at a new one, the others at the old one."""
         role = ROLES[name.rstrip("0123456789")]
+        if moved:
+            self.links[name] = self._relay.new()
         link = self.links.get(name) if role != "bootstrap" else None
         spec = ChildSpec(role, self._settings_of(name, role), str(self._folder / f"{name}.log"))
         if link is not None:
