@@ -106,13 +106,15 @@ class DecodeScheduler:
         return swaps
 
     def _admit(self, now: float) -> list[DecodeRequest]:
-        """Reserve pages for started prompts in order; the first that does not fit ends the round."""
+        """Reserve pages for started prompts in order; some may pass a head that does not fit."""
         admitted = []
         head: bytes | None = None  # of those that do not fit
         for request in list(islice(self.admitting.values(), LOOKAHEAD)):
             if head is not None and not self._patience.may_pass(head, now):
                 break
             num_active = len(self.running) + len(self.receiving)
+            if num_active >= self._limits.max_num_seqs:
+                break
             prefix = self._lookup(request.hashes)
             num_new = self._limits.blocks_for(request.num_prompt_tokens) - len(prefix)
             if not self.ledger.can_take(prefix, num_new + num_active):
