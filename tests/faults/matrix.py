@@ -4,29 +4,20 @@ Whatever the cell, these must hold: exactly one outcome, only tokens of the unbr
 no page or room or quarantine left behind, and the next request right at once.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 from bootstrap.errors import PdserveError
-from tests.faults.cells import Cell
-from tests.faults.injection import Injection
-from tests.faults.results import CellResult
+from tests.faults.cells import MESSAGE_FAULTS, WRITES, Cell, Fault, Position
+from tests.faults.expectations import allowed
+from tests.faults.injection import Injection, packets_around
+from tests.faults.results import CellResult, Outcome
 from tests.faults.scenario import NUM_TOKENS, PROMPT, Scenario
 from tests.faults.world import DEADLINE_S, Client, World
+from tests.support.joined_memory import PageViolation
 
 QUIET_S = 6.0  # after the outcome and the fault's end: nothing is held any more
 NEXT_S = 1.0  # for the next request, on a cluster at rest
-
-
-class Outcome(Enum):
-    """What came of the request that the fault hit, as its client sees it."""
-
-    SAME = "same answer"
-    AGAIN = "tried again"  # on the same pair; the client sees the same answer
-    ELSEWHERE = "continued elsewhere"  # on another pair, or on a successor
-    UNAVAILABLE = "503"
-    DEADLINE = "deadline"
-    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +55,40 @@ def run_cell(cell: Cell, seed: int) -> Run:
     return _observed(client, injection.at, world.noticed_at)
 
 
-def judge(cell: Cell, seed: int, allowed: Outcome, within_s: float) -> CellResult:
+def why_meaningless(cell: Cell, seed: int) -> str | None:
+    """Why there is nothing to try in this cell, or None."""
+    if cell.meaningless or cell.fault not in MESSAGE_FAULTS or cell.step in WRITES:
+        return cell.meaningless
+    if cell.fault is Fault.REPEAT and cell.position is Position.AFTER:
+        return None
+    if packets_around(cell, seed)[cell.position] is not None:
+        return None
+    what = "comes before" if cell.position is Position.BEFORE else "follows"
+    return f"nothing {what} it on its link"
+
+
+def judge(cell: Cell, seed: int) -> CellResult:
     """A cell's result: what came of it, and whether that is the one outcome it may have."""
+    wanted, within_s = allowed(cell)
     try:
         run = run_cell(cell, seed)
+    except PageViolation as error:
+        is_known = wanted is Outcome.WRONG
+        return CellResult(cell.name, Outcome.WRONG.value, None, str(error), ok=is_known)
     except (AssertionError, PdserveError) as error:
-        return CellResult(cell.name, "broken", None, f"{type(error).__name__}: {error}", ok=False)
+        detail = f"{type(error).__name__}: {error}"
+        return CellResult(cell.name, Outcome.BROKEN.value, None, detail, ok=False)
     detail = ""
-    if run.outcome is not allowed:
-        detail = f"{run.outcome.value}, not {allowed.value}"
+    if run.outcome is not wanted:
+        detail = f"{run.outcome.value}, not {wanted.value}"
     elif run.seconds > within_s:
         detail = f"took {run.seconds:.2f} s of {within_s:g} s"
     return CellResult(cell.name, run.outcome.value, run.detection_s, detail, ok=not detail)
+
+
+def run_matrix(cells: Iterable[Cell], seed: int) -> Iterator[CellResult]:
+    """Results of all cells that mean something."""
+    return (judge(cell, seed) for cell in cells if why_meaningless(cell, seed) is None)
 
 
 # --- what must hold --------------------------------------------------------------------------

@@ -7,6 +7,7 @@ happens to a message is decided here, when it is sent.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from random import Random
 
 from bootstrap import codec
 from bootstrap.errors import WireError
@@ -48,8 +49,9 @@ class _Line:
 class Network:
     """`about_to_send` may take a packet over by returning False; `arrived` hears of each delivery."""
 
-    def __init__(self, clock: Clock, deliver: Callable[[Packet], None]) -> None:
+    def __init__(self, clock: Clock, deliver: Callable[[Packet], None], rng: Random) -> None:
         self._clock = clock
+        self._rng = rng
         self._deliver = deliver
         self._lines: dict[tuple[str, str], _Line] = {}
         self._numbers = count()
@@ -73,7 +75,8 @@ class Network:
         if line.blocked:
             line.kept.append(packet)
         elif not line.holed:
-            arrives_at = max(self._clock.now + LATENCY_S + delay_s, line.free_at)
+            latency_s = LATENCY_S * self._rng.uniform(0.5, 1.5)
+            arrives_at = max(self._clock.now + latency_s + delay_s, line.free_at)
             if in_order:
                 line.free_at = arrives_at
             line.flying.append(packet)

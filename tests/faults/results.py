@@ -1,6 +1,20 @@
 """What a cell of the fault matrix came to, on the pure cores and on real processes alike."""
 
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Outcome(Enum):
+    """What came of the request that the fault hit, as its client sees it."""
+
+    SAME = "same answer"
+    AGAIN = "tried again"  # on the same pair; the client sees the same answer
+    ELSEWHERE = "continued elsewhere"  # on another engine or a successor; the same answer too
+    UNAVAILABLE = "503"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    WRONG = "wrong bytes"  # nothing in pdserve would have noticed
+    BROKEN = "broken"  # it hangs, or something is left behind, or books do not add up
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class World:
         """Without the engine `absent`."""
         self.clock = Clock()
         self.rng = Random(seed)
-        self.network = Network(self.clock, self._deliver)
+        self.network = Network(self.clock, self._deliver, self.rng)
         self.transport = Transport(self.clock, self.network, self.workers, self.rng)
         self.arrived: Callable[[Packet], None] = lambda packet: None
         self.noticed_at: list[float] = []  # when the balancer learned of a fault
@@ -92,7 +92,7 @@ class World:
         """A new incarnation, at `address` or at one of its own."""
         me = self._peer(worker_id, address or f"{worker_id}-{self._num_lives}")
         pool = limits(
-            num_blocks=6, vocab_size=VOCAB_SIZE, max_num_batched_tokens=4, prefix_caching=True
+            num_blocks=16, vocab_size=VOCAB_SIZE, max_num_batched_tokens=4, prefix_caching=True
         )
         node = make_node(me, role, pool)
         worker = Worker(self.clock, self.network, me, node, self._truth, self.transport.look)
