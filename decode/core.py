@@ -133,9 +133,18 @@ class DecodeCore:
             self._fail(self._rooms[room], FailureReason.INTERNAL, detail, now)
         self._out.extend(DropSwap(s.room) for s in plan.swaps if isinstance(s, SwapIn))
 
+    def take_no_more(self) -> None:
+        """Refuse new rooms; those that are here go on."""
+        self._draining = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether no room is here and no writer may still write for one that ended."""
+        return not self._rooms and not self.quarantine.rooms()
+
     def shut_down(self, now: float) -> None:
         """Refuse new rooms and fail those that are here."""
-        self._draining = True
+        self.take_no_more()
         self._end_rooms("the decode engine shuts down", now)
 
     def _num_rooms(self) -> int:

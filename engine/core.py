@@ -117,6 +117,15 @@ class EngineCore(Protocol):
         """The step raised: its rooms end, the others go on."""
         ...
 
+    def take_no_more(self) -> None:
+        """Refuse new rooms from now on; those that are here go on."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether no room is here and no peer may still read or write a page."""
+        ...
+
     def shut_down(self, now: float) -> None:
         """End every room; the process is about to leave."""
         ...

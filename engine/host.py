@@ -125,7 +125,9 @@ class EngineHost:
             closers.callback(parts.backend.close)
             closers.callback(parts.grammars.close)
             self._role = self._make_role(parts.limits, lambda: self._links)
-            self._loop = EngineLoop(self._role.core, parts.stepper, self._execute)
+            self._loop = EngineLoop(
+                self._role.core, parts.stepper, self._execute, lambda: self._client.beat()
+            )
             self._reloader = WeightReloader(self.settings, parts.stepper, self._loop.inbox.put)
             self._open_wire(parts, closers)
             with self._lock:
@@ -147,8 +149,8 @@ class EngineHost:
         moved = {f"transfer_{name}": int(n) for name, n in self._pump.stats().items()}
         return msgspec.structs.replace(load, counters={**load.counters, **wire, **moved})
 
-    def wait(self) -> None:
-        """Block until the engine ends; raises what broke it, if something did.
+    def wait(self) -> str:
+        """Block until the engine ends and tell what its end came to; raises what broke it.
 
         An engine with a dead thread would look alive and serve nobody: that breaks it too.
         """
@@ -158,6 +160,15 @@ class EngineHost:
                 raise LocalMisuse(f"{self.ref}: the thread of the {dead[0]} ended")
         if self._crash is not None:
             raise self._crash
+        return self._loop.farewell
+
+    def drain(self, deadline_s: float) -> None:
+        """Make `wait` return once every room that is here has ended, or `deadline_s` from now.
+
+        No new room is taken, and balancers hear so at once; rooms left at the deadline go on at other
+        engines. Idempotent: the first deadline counts. Safe in a signal handler; `stop` must follow.
+        """
+        self._loop.drain(deadline_s)
 
     def request_stop(self) -> None:
         """Make `wait` return; safe in a signal handler. `stop` must follow."""

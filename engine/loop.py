@@ -13,6 +13,7 @@ from typing import Protocol
 
 from bootstrap.membership import WorkerLoad
 from engine.core import EngineCore, StepPlan, StepResult
+from engine.draining import Draining
 
 IDLE_WAIT_S = 0.1
 TICK_INTERVAL_S = 0.05
@@ -52,21 +53,34 @@ class Inbox:
 
 
 class EngineLoop:
-    """Owns the core: nothing else touches it while the loop runs."""
+    """Owns the core: nothing else touches it while the loop runs.
 
-    def __init__(self, core: EngineCore, stepper: Stepper, execute: Callable[[object], None]):
+    `execute` carries out instructions; `tell_load` is called when others should know the load at once.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        stepper: Stepper,
+        execute: Callable[[object], None],
+        tell_load: Callable[[], None],
+    ) -> None:
         self.inbox = Inbox()
         self.load: WorkerLoad = core.load()  # replaced after each round, read by any thread
         self._core = core
         self._stepper = stepper
         self._execute = execute
+        self._tell_load = tell_load
+        self.farewell = "stopped"  # what the end came to, once it has come
+        self._drain_asked: float | None = None  # seconds until the deadline
+        self._draining: Draining | None = None
         self._stopping = threading.Event()
         self._next_tick_at = 0.0
 
     def run(self) -> None:
-        """Run until `stop`; then end every room and return."""
+        """Run until `stop` or the end of a drain; then end every room that is left and return."""
         busy = False
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and not self._is_drained():
             busy = self._round(0.0 if busy else IDLE_WAIT_S)
         self._core.shut_down(time.monotonic())
         self._emit()
@@ -76,6 +90,29 @@ class EngineLoop:
         """Ask the loop to end after its present round."""
         self._stopping.set()
         self.inbox.put(None)
+
+    def drain(self, deadline_s: float) -> None:
+        """Ask the loop to take no new room and to end when those that are here have, or at the deadline.
+
+        Idempotent: the first deadline counts.
+        """
+        if self._drain_asked is None:
+            self._drain_asked = deadline_s
+            self.inbox.put(None)
+
+    def _is_drained(self) -> bool:
+        now = time.monotonic()
+        if self._draining is None:
+            if self._drain_asked is not None:
+                self._draining = Draining.begin(self._drain_asked, now)
+                self._core.take_no_more()
+                self.load = self._core.load()
+                self._tell_load()
+            return False
+        if not self._draining.is_over(self._core.idle, now):
+            return False
+        self.farewell = self._draining.account(self.load.num_rooms, now)
+        return True
 
     def _round(self, wait_s: float) -> bool:
         """One turn; whether a step ran."""

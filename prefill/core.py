@@ -158,9 +158,18 @@ class PrefillCore:
         for room in plan.rooms:
             self._fail(room, FailureReason.INTERNAL, detail, now)
 
+    def take_no_more(self) -> None:
+        """Refuse new rooms; those that are here go on."""
+        self._draining = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether no room is here; one is until its decode engine has accepted it."""
+        return not self._rooms
+
     def shut_down(self, now: float) -> None:
         """Refuse new rooms and fail those that are here."""
-        self._draining = True
+        self.take_no_more()
         self._end_rooms("the prefill engine shuts down", now)
 
     def _num_rooms(self) -> int:
