@@ -165,14 +165,15 @@ class BalancerCore:
         self.members.joined(member)
         self._reconsider(now)
 
-    def left(self, ref: WorkerRef, detail: str, now: float) -> None:
-        """A worker's incarnation is gone."""
+    def left(self, ref: WorkerRef, detail: str, now: float, *, in_order: bool = False) -> None:
+        """A worker's incarnation is gone; `in_order` when it said goodbye after its last word."""
         self.members.left(ref)
         for room in list(self._rooms_of.get(ref, ())):
             key = self._rooms.get(room)
             if key is not None:
                 request = self._requests[key]
-                self._carry_out(key, request, request.worker_lost(ref, detail, now), now)
+                lost = request.worker_lost(ref, detail, now, in_order=in_order)
+                self._carry_out(key, request, lost, now)
         self._reconsider(now)
 
     def loads(self, loads: tuple[tuple[WorkerRef, WorkerLoad], ...], now: float) -> None:

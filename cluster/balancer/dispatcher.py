@@ -17,6 +17,7 @@ from bootstrap.directory import DirectoryEvent, Joined, Left, LoadsChanged
 from bootstrap.identity import Peer, WorkerRef, new_incarnation, new_room
 from bootstrap.inspection import LedgerReport
 from bootstrap.mailbox import Mailbox
+from bootstrap.membership import LeaveReason
 from bootstrap.messages import FailureReason, Message
 from bootstrap.security import Security
 from cluster.balancer.asks import Ask, requests_for
@@ -269,7 +270,8 @@ class Dispatcher:
             self.ledgers.joined(event.member.info.peer.ref)
         elif isinstance(event, Left):
             log.warning("%s left: %s", event.ref, event.reason.value)
-            self.core.left(event.ref, event.reason.value, now)
+            in_order = event.reason is LeaveReason.UNREGISTERED
+            self.core.left(event.ref, event.reason.value, now, in_order=in_order)
             self.commands.left(event.ref)
             self.ledgers.left(event, now)
             if event.dead:

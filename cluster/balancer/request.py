@@ -263,18 +263,26 @@ class Request:
             return []
         if reason is FailureReason.QUEUE_FULL:
             return self._again(reason, text, _PEER_ABORTED, now)
+        if reason is FailureReason.DRAINING:
+            return self._drained(ref, text, now)
         if reason is FailureReason.PEER_LOST:
             return self._broken(reason, text, dict.fromkeys(others, reason), now)
         return self._broken(reason, text, {ref: reason}, now)
 
-    def worker_lost(self, ref: WorkerRef, detail: str, now: float) -> list[Instruction]:
-        """A worker's incarnation is gone."""
+    def worker_lost(
+        self, ref: WorkerRef, detail: str, now: float, *, in_order: bool = False
+    ) -> list[Instruction]:
+        """A worker's incarnation is gone; `in_order` when it said goodbye after its last word."""
         attempt, leg = self._leg(ref)
         if attempt is None or leg is None:
             return []
         leg.over = True
         if leg is attempt.prefill and attempt.decode_spoke:
             return []
+        if in_order:
+            if leg is attempt.prefill and not attempt.awaits(leg):
+                return []  # it handed off, or the decode leg says that it did not
+            return self._drained(ref, f"{ref} left", now)
         return self._lost(leg, f"{ref} is gone: {detail}", now)
 
     def progress(self, ref: WorkerRef, *, named: bool, now: float) -> list[Instruction]:
@@ -340,6 +348,12 @@ class Request:
             return self._fail(kind, f"attempt {self.num_attempts} broke: {detail}")
         told = reason if reason is FailureReason.PEER_LOST else _PEER_ABORTED
         return self._again(reason, detail, told, now)
+
+    def _drained(self, ref: WorkerRef, detail: str, now: float) -> list[Instruction]:
+        """An engine that leaves is nobody's fault: another takes the request, at no attempt's cost."""
+        self.blamed[ref] = FailureReason.DRAINING
+        self._last_fault = detail
+        return self._again(FailureReason.DRAINING, detail, _PEER_ABORTED, now)
 
     def _again(
         self, reason: FailureReason, detail: str, told: FailureReason, now: float

@@ -220,6 +220,26 @@ def test_a_full_queue_is_nobodys_fault_and_costs_no_attempt():
     assert made.worker_lost(D, "gone", 1.0)[-1].failure.kind is FailureKind.WORKERS_FAILED
 
 
+def test_engines_that_leave_cost_no_attempt_and_are_not_asked_again():
+    made = request(max_attempts=1)
+    made.dispatch(PAIR, bytes(16), 1.0)
+    end, retry = made.leg_failed(P, R.DRAINING, "", 1.0)
+    assert told([end]) == {"d1": R.PEER_ABORTED}
+    assert retry.reason is R.DRAINING
+    made.dispatch(OTHER, bytes([1] * 16), 1.0)
+    assert isinstance(made.worker_lost(OTHER.refs[1], "goodbye", 1.0, in_order=True)[-1], Retry)
+    assert made.blamed == {P: R.DRAINING, OTHER.refs[1]: R.DRAINING}
+    made.dispatch(PAIR, bytes([9] * 16), 1.0)
+    assert made.worker_lost(D, "gone", 1.0)[-1].failure.kind is FailureKind.WORKERS_FAILED
+
+
+def test_prefill_may_leave_in_order_once_its_token_is_out():
+    made = dispatched()
+    tokens(made, P, 0, (10,), None, 1.0)
+    assert made.worker_lost(P, "goodbye", 1.1, in_order=True) == []
+    assert tokens(made, D, 1, (11,), None, 1.2) == [Deliver((11,), None)]
+
+
 def test_waiting_for_a_turn_is_bounded_by_the_deadline_alone():
     made = request(pair_wait_s=2.0)
     made.wait(for_turn=True, now=1.0)
