@@ -124,6 +124,6 @@ class LedgerAsks:
             self._post(asked.peer, AskLedger(command, after, asked.room))
             return await asyncio.wait_for(future, max(0.0, deadline_at - time.monotonic()))
         except asyncio.TimeoutError:
-            return f"no answer within {deadline_at - asked.began_at:.1f} s"
+            return f"no answer within {round(deadline_at - asked.began_at, 2):g} s"
         finally:
             self._waiting.pop(key, None)
