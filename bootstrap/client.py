@@ -19,7 +19,15 @@ from bootstrap.counts import Counts
 from bootstrap.directory import DirectoryEvent
 from bootstrap.errors import BootstrapUnreachable, ConfigError, LocalMisuse, WireError
 from bootstrap.identity import Peer, WorkerRef
-from bootstrap.membership import Evict, Member, Unregister, WorkerInfo, WorkerLoad
+from bootstrap.membership import (
+    BalancerInfo,
+    BalancerMember,
+    Evict,
+    Member,
+    Unregister,
+    WorkerInfo,
+    WorkerLoad,
+)
 from bootstrap.messages import Envelope, Message
 from bootstrap.security import Security
 from bootstrap.session import Session
@@ -45,7 +53,7 @@ log = logging.getLogger(__name__)
 class Registration:
     """What a member tells: its facts, and its load in every heartbeat, on the client's thread."""
 
-    info: WorkerInfo
+    info: WorkerInfo | BalancerInfo
     load: Callable[[], WorkerLoad]
 
 
@@ -65,7 +73,7 @@ class BootstrapClient:
     ) -> None:
         """`on_event` runs on the client's thread.
 
-        Without `registration` the client only subscribes, and hears members' loads too.
+        Without `registration` the client only subscribes.
         """
         if registration is not None and registration.info.peer != me:
             raise LocalMisuse(f"{me.ref} registers {registration.info.peer.ref}")
@@ -79,11 +87,12 @@ class BootstrapClient:
         self._session = Session(info, time.monotonic())  # the client's thread only, once started
         self._counts = Counts(_COUNTS)
         self._members: tuple[Member, ...] = ()
+        self._balancers: tuple[BalancerMember, ...] = ()
         self._ready = threading.Event()
         self._lock = threading.Lock()  # guards those below
         self._evictions: deque[WorkerRef] = deque(maxlen=MAX_EVICTIONS)
         self._beat_asked = False
-        self._changed: WorkerInfo | None = None
+        self._changed: WorkerInfo | BalancerInfo | None = None
         self._stopping = False
         self._goodbye = False
         self._thread: threading.Thread | None = None
@@ -100,8 +109,12 @@ class BootstrapClient:
         return thread is not None and thread.is_alive()
 
     def members(self) -> tuple[Member, ...]:
-        """All members; their loads are the latest only without a registration. Thread safe."""
+        """All engines; their loads are the latest unless we are one of them. Thread safe."""
         return self._members
+
+    def balancers(self) -> tuple[BalancerMember, ...]:
+        """All load balancers, with loads as for `members`. Thread safe."""
+        return self._balancers
 
     def counters(self) -> dict[str, int]:
         """Messages so far, by what became of them; thread safe."""
@@ -137,7 +150,7 @@ class BootstrapClient:
             self._beat_asked = True
             self._nudge()
 
-    def change(self, info: WorkerInfo) -> None:
+    def change(self, info: WorkerInfo | BalancerInfo) -> None:
         """Register with other facts about the same incarnation."""
         with self._lock:
             self._changed = info
@@ -213,7 +226,8 @@ class BootstrapClient:
             self._ready.set()
 
     def _emit(self, events: list[DirectoryEvent]) -> None:
-        self._members = self._session.directory.members
+        directory = self._session.directory
+        self._members, self._balancers = directory.members, directory.balancers
         for event in events:
             try:
                 self._on_event(event)

@@ -7,8 +7,12 @@ new life and knows nobody at first: members stay until they had a grace time to 
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from bootstrap.identity import Peer, WorkerRef
 from bootstrap.membership import (
+    AnyMember,
+    BalancerMember,
     Ended,
     LeaveReason,
     LoadReport,
@@ -31,14 +35,21 @@ _V = TypeVar("_V")
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A new member, or a member that registered with other facts."""
+    """A new engine, or one that registered with other facts."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
+class BalancerJoined:
+    """A new load balancer, or one that registered with other facts."""
+
+    member: BalancerMember
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
-    """A member is gone. May come twice: first as silent, later as known dead."""
+    """An engine or balancer is gone. May come twice: first as silent, later as known dead."""
 
     peer: Peer
     reason: LeaveReason
@@ -73,7 +84,7 @@ class Fenced:
     reason: LeaveReason
 
 
-DirectoryEvent = Joined | Left | LoadsChanged | Fenced
+DirectoryEvent = Joined | BalancerJoined | Left | LoadsChanged | Fenced
 
 
 class Directory:
@@ -88,7 +99,7 @@ class Directory:
         self._version = 0
         self._grace_s = MIN_GRACE_S
         self._parts = SnapshotParts()
-        self._members: dict[str, Member] = {}  # by worker id
+        self._members: dict[str, AnyMember] = {}  # by worker id
         self._unconfirmed: dict[WorkerRef, float] = {}  # not heard of in this life; until when
         self._silent: dict[WorkerRef, Peer] = {}  # left, not known dead; oldest first
         self._dead: dict[WorkerRef, None] = {}  # oldest first
@@ -96,8 +107,13 @@ class Directory:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """All members with their latest loads."""
-        return tuple(self._members.values())
+        """All engines with their latest loads."""
+        return tuple(m for m in self._members.values() if isinstance(m, Member))
+
+    @property
+    def balancers(self) -> tuple[BalancerMember, ...]:
+        """All load balancers with their latest loads."""
+        return tuple(m for m in self._members.values() if isinstance(m, BalancerMember))
 
     def subscription(self, loads: bool = True) -> Subscribe:
         """What to ask the service for now."""
@@ -184,7 +200,7 @@ class Directory:
         member = self._members.get(ref.worker_id)
         return member is not None and member.info.peer.ref == ref
 
-    def _join(self, member: Member) -> list[DirectoryEvent]:
+    def _join(self, member: AnyMember) -> list[DirectoryEvent]:
         ref = member.info.peer.ref
         if ref in self._dead:  # a new life of the service does not know that yet
             return []
@@ -198,7 +214,7 @@ class Directory:
         self._unconfirmed.pop(ref, None)
         self._members[ref.worker_id] = member
         if old is None or old.info != member.info:
-            events.append(Joined(member))
+            events.append(Joined(member) if isinstance(member, Member) else BalancerJoined(member))
         return events
 
     def _leave(self, ref: WorkerRef, reason: LeaveReason) -> list[DirectoryEvent]:
@@ -215,7 +231,8 @@ class Directory:
     def _loads(self, message: LoadReport) -> list[DirectoryEvent]:
         known = tuple((ref, load) for ref, load in message.loads if self._is_member(ref))
         for ref, load in known:
-            self._members[ref.worker_id] = Member(self._members[ref.worker_id].info, load)
+            member = self._members[ref.worker_id]
+            self._members[ref.worker_id] = msgspec.structs.replace(member, load=load)
         return [LoadsChanged(known)] if known else []
 
 

@@ -34,8 +34,8 @@ class WorkerLimits(Struct, frozen=True):
     max_num_batched_tokens: Gauge = 0
 
 
-class WorkerInfo(Struct, frozen=True):
-    """A worker's registration."""
+class WorkerInfo(Struct, frozen=True, tag="worker"):
+    """An engine's registration."""
 
     peer: Peer
     role: Role
@@ -47,15 +47,28 @@ class WorkerInfo(Struct, frozen=True):
     pid: Gauge = 0
 
 
+class BalancerInfo(Struct, frozen=True, tag="balancer"):
+    """A load balancer's registration: engines end its rooms when it is a member no more.
+
+    `url` is where its clients connect. It holds no pages, so there is nothing to pair it by.
+    """
+
+    peer: Peer
+    model: Text
+    url: Text
+    host: Text = ""
+    pid: Gauge = 0
+
+
 class WorkerState(Enum):
-    """A worker as the cluster sees it."""
+    """A member as the cluster sees it."""
 
     READY = "ready"
     DRAINING = "draining"
 
 
 class WorkerLoad(Struct, frozen=True, omit_defaults=True):
-    """What a worker says of itself in each heartbeat. `pages` counts pages by ledger state."""
+    """What a member says of itself in each heartbeat. `pages` counts pages by ledger state."""
 
     state: WorkerState = WorkerState.READY
     num_queued: Gauge = 0
@@ -66,7 +79,7 @@ class WorkerLoad(Struct, frozen=True, omit_defaults=True):
 
 
 class LeaveReason(Enum):
-    """Why a worker is no member any more."""
+    """Why an incarnation is no member any more."""
 
     LEASE_EXPIRED = "lease_expired"  # nothing heard: dead, stopped or out of reach
     NOT_ANNOUNCED = "not_announced"  # the service restarted and did not hear from it in time
@@ -86,7 +99,7 @@ class Register(MessageBase, frozen=True):
     `age_s` is how long the process has lived: of two incarnations of a worker the younger counts.
     """
 
-    info: WorkerInfo
+    info: WorkerInfo | BalancerInfo
     age_s: Seconds = 0.0
     load: WorkerLoad = field(default_factory=WorkerLoad)
 
@@ -142,11 +155,21 @@ class Subscribed(MessageBase, frozen=True):
     lease_s: Seconds
 
 
-class Member(Struct, frozen=True):
-    """A registered worker and its latest load."""
+class Member(Struct, frozen=True, tag="worker"):
+    """A registered engine and its latest load."""
 
     info: WorkerInfo
     load: WorkerLoad
+
+
+class BalancerMember(Struct, frozen=True, tag="balancer"):
+    """A registered load balancer and its latest load, in requests."""
+
+    info: BalancerInfo
+    load: WorkerLoad
+
+
+AnyMember = Member | BalancerMember
 
 
 class Snapshot(MessageBase, frozen=True):
@@ -157,7 +180,7 @@ class Snapshot(MessageBase, frozen=True):
 
     service: WorkerRef
     version: Gauge
-    members: Annotated[tuple[Member, ...], Meta(max_length=MAX_ROOMS)]
+    members: Annotated[tuple[AnyMember, ...], Meta(max_length=MAX_ROOMS)]
     part: Annotated[int, Meta(ge=0, lt=MAX_ROOMS)] = 0
     num_parts: Annotated[int, Meta(ge=1, le=MAX_ROOMS)] = 1
     ended: Annotated[tuple[tuple[WorkerRef, LeaveReason], ...], Meta(max_length=MAX_ROOMS)] = ()
@@ -167,11 +190,11 @@ class MemberJoined(MessageBase, frozen=True):
     """A registration, or a newer incarnation that replaces the old one."""
 
     version: Gauge
-    member: Member
+    member: AnyMember
 
 
 class MemberLeft(MessageBase, frozen=True):
-    """A worker's lease ended, it left, was evicted, or a newer incarnation took its place."""
+    """A lease ended, a member left, was evicted, or a newer incarnation took its place."""
 
     version: Gauge
     ref: WorkerRef

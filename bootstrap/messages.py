@@ -69,6 +69,7 @@ class FailureReason(Enum):
     DEADLINE = "deadline"  # the request's own deadline passed
     PEER_LOST = "peer_lost"  # the other engine's incarnation is gone
     PEER_ABORTED = "peer_aborted"  # the other leg failed first
+    BALANCER_LOST = "balancer_lost"  # the balancer that wanted the answer is no member
     TRANSFER_FAILED = "transfer_failed"  # the transport reported an error
     HANDOFF_REJECTED = "handoff_rejected"  # D could not verify the handoff record
     QUEUE_FULL = "queue_full"  # this worker's bounded queue has no room

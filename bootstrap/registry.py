@@ -9,6 +9,9 @@ from itertools import islice
 
 from bootstrap.identity import WorkerRef
 from bootstrap.membership import (
+    AnyMember,
+    BalancerInfo,
+    BalancerMember,
     Ended,
     LeaveReason,
     LoadReport,
@@ -45,10 +48,16 @@ class Send:
 
 @dataclass(slots=True)
 class _Entry:
-    info: WorkerInfo
+    info: WorkerInfo | BalancerInfo
     load: WorkerLoad
     started_at: float  # by the registry's clock
     expires_at: float
+
+    @property
+    def member(self) -> AnyMember:
+        if isinstance(self.info, WorkerInfo):
+            return Member(self.info, self.load)
+        return BalancerMember(self.info, self.load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +86,9 @@ class Registry:
         self._ticked_at: float | None = None
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[AnyMember, ...]:
         """All members with their latest loads."""
-        return tuple(Member(e.info, e.load) for e in self._entries.values())
+        return tuple(entry.member for entry in self._entries.values())
 
     @property
     def num_subscribers(self) -> int:
@@ -93,7 +102,7 @@ class Registry:
     # --- events --------------------------------------------------------------------------------
 
     def register(self, message: Register, now: float) -> list[Send]:
-        """A worker joins, renews or changes its registration."""
+        """An engine or balancer joins, renews or changes its registration."""
         info, started_at = message.info, now - message.age_s
         ref = info.peer.ref
         if ref in self._tombstones:
@@ -131,7 +140,7 @@ class Registry:
         return self._report(now) if changed_state else []
 
     def unregister(self, ref: WorkerRef) -> list[Send]:
-        """A worker leaves; its subscription ends too."""
+        """A member leaves; its subscription ends too."""
         self._subscribers.pop(ref, None)
         return self._end(ref, LeaveReason.UNREGISTERED)
 
@@ -194,7 +203,7 @@ class Registry:
 
     def _joined(self, entry: _Entry) -> list[Send]:
         self.version += 1
-        return self._push(MemberJoined(self.version, Member(entry.info, entry.load)))
+        return self._push(MemberJoined(self.version, entry.member))
 
     def _end(self, ref: WorkerRef, reason: LeaveReason) -> list[Send]:
         if ref in self._tombstones:

@@ -73,8 +73,11 @@ class BootstrapService:
         return self._me.endpoint
 
     def counters(self) -> dict[str, int]:
-        """Messages so far, by what became of them; thread safe."""
-        return self._counts.read()
+        """Messages so far, by what became of them; thread safe.
+
+        `refused` are registrations and subscriptions beyond the registry's limits.
+        """
+        return {**self._counts.read(), "refused": self._registry.num_refused}
 
     def start(self) -> None:
         """Bind, waiting a few seconds for a port that an earlier life still holds, and serve.

@@ -7,6 +7,7 @@ out. The directory holds what the service said; this holds where the client stan
 from bootstrap.directory import Directory, DirectoryEvent, Fenced
 from bootstrap.identity import WorkerRef
 from bootstrap.membership import (
+    BalancerInfo,
     Heartbeat,
     Register,
     RegisterAgain,
@@ -28,8 +29,8 @@ class Session:
     `due_at` is when the next beat is due. A fenced client has nothing more to say.
     """
 
-    def __init__(self, info: WorkerInfo | None, now: float) -> None:
-        """Without `info` the client only subscribes, and hears members' loads too.
+    def __init__(self, info: WorkerInfo | BalancerInfo | None, now: float) -> None:
+        """Without `info` the client only subscribes. All but engines hear members' loads too.
 
         `now` counts as the process's birth.
         """
@@ -39,7 +40,7 @@ class Session:
         self._info = info
         self._born_at = now
         self._registered = False
-        self._sent: WorkerInfo | None = None  # in the last registration
+        self._sent: WorkerInfo | BalancerInfo | None = None  # in the last registration
         self._lease_s = DEFAULT_LEASE_S
         self._beaten_at = float("-inf")
         self._heard_at = float("-inf")
@@ -58,7 +59,7 @@ class Session:
         if self.fenced:
             return []
         self._beaten_at, self.due_at = now, now + self._lease_s / BEATS_PER_LEASE
-        renewal = self.directory.subscription(loads=self._info is None)
+        renewal = self.directory.subscription(loads=not isinstance(self._info, WorkerInfo))
         if self._info is None:
             return [renewal]
         if self._registered:
@@ -66,7 +67,7 @@ class Session:
         self._sent = self._info
         return [Register(self._info, now - self._born_at, load), renewal]
 
-    def change(self, info: WorkerInfo) -> None:
+    def change(self, info: WorkerInfo | BalancerInfo) -> None:
         """Register with other facts at the next beat, which is due at once."""
         self._info, self._registered = info, False
         self._hurry()

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from bootstrap.codec import MAX_FRAME_BYTES
 from bootstrap.identity import WorkerRef
-from bootstrap.membership import Member, Snapshot
+from bootstrap.membership import AnyMember, Member, Snapshot
 
 PART_BYTES = MAX_FRAME_BYTES // 2
 MEMBER_BYTES = 64 << 10  # above what any member takes besides its connection data
@@ -15,10 +15,11 @@ MEMBER_BYTES = 64 << 10  # above what any member takes besides its connection da
 
 def split(whole: Snapshot, part_bytes: int = PART_BYTES) -> list[Snapshot]:
     """`whole` as parts that each fit a frame, members in order; `ended` goes with the first."""
-    parts: list[list[Member]] = [[]]
+    parts: list[list[AnyMember]] = [[]]
     room_bytes = part_bytes
     for member in whole.members:
-        num_bytes = MEMBER_BYTES + len(member.info.transfer.blob)
+        blob = member.info.transfer.blob if isinstance(member, Member) else b""
+        num_bytes = MEMBER_BYTES + len(blob)
         if parts[-1] and num_bytes > room_bytes:
             parts.append([])
             room_bytes = part_bytes

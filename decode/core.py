@@ -5,9 +5,9 @@ handoff record that agrees with the dispatch makes received bytes valid. `Decode
 the batch; this file owns the rooms and what their peers are told.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from bootstrap.identity import Peer
+from bootstrap.identity import Peer, WorkerRef
 from bootstrap.membership import WorkerInfo, WorkerLoad, WorkerState
 from bootstrap.messages import (
     AbortRoom,
@@ -30,6 +30,7 @@ from decode.instructions import DropSwap, InboundClosed, TearDown, TornDown
 from decode.partners import Partners
 from decode.request import STAGES, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
+from engine.balancers import Balancers
 from engine.commands import EngineCommands
 from engine.core import (
     CompileGrammar,
@@ -62,6 +63,7 @@ class DecodeCore:
         self._rooms: dict[bytes, DecodeRequest] = {}
         self._tombstones = RecentRooms()
         self._partners = Partners()
+        self._balancers = Balancers()
         self._out: list[object] = []
         self._reports = ProgressReports()
         self._draining = False
@@ -80,6 +82,7 @@ class DecodeCore:
 
     def handle(self, event: object, now: float) -> None:
         """Take one event; what is unknown or late changes nothing."""
+        self._end_rooms_of(self._balancers.handle(event, now), now)
         self._out.extend(self._commands.handle(event, now))
         self._out.extend(self._inspection.handle(event, now))
         if isinstance(event, Received):
@@ -98,6 +101,7 @@ class DecodeCore:
         for request in list(self._rooms.values()):
             if now >= request.deadline_at:
                 self._fail(request, FailureReason.DEADLINE, "deadline passed in decode", now)
+        self._end_rooms_of(self._balancers.unheard(now), now)
         self._out.extend(self.inbound.tick(now))
         self._out.extend(self._commands.tick(now))
         self._inspection.tick(now)
@@ -154,6 +158,11 @@ class DecodeCore:
         for request in list(self._rooms.values()):
             self._fail(request, FailureReason.DRAINING, detail, now)
 
+    def _end_rooms_of(self, balancers: Collection[WorkerRef], now: float) -> None:
+        """Nobody reads their answers any more; a balancer that lives all the same begins anew."""
+        for request in [r for r in self._rooms.values() if r.dispatch.reply_to.ref in balancers]:
+            self._fail(request, FailureReason.BALANCER_LOST, "its balancer is gone", now)
+
     def load(self) -> WorkerLoad:
         """Queue, running and pages, for the heartbeat."""
         return WorkerLoad(
@@ -165,6 +174,7 @@ class DecodeCore:
             counters={
                 "retractions": self.scheduler.num_retractions,
                 "orphan_pages": self._inspection.num_orphan_pages,
+                "balancers_lost": self._balancers.num_lost,
             },
         )
 
@@ -214,6 +224,8 @@ class DecodeCore:
             return FailureReason.DRAINING, "the decode engine takes no new rooms"
         if len(self._rooms) - len(self.scheduler.running) >= self._limits.max_queue:
             return FailureReason.QUEUE_FULL, f"{self._limits.max_queue} requests wait already"
+        if self._balancers.is_dead(dispatch.reply_to.ref):
+            return FailureReason.BALANCER_LOST, f"balancer {dispatch.reply_to.ref} is gone"
         if self._partners.is_gone(dispatch.prefill.ref):  # it left while the dispatch came
             return FailureReason.PEER_LOST, f"prefill engine {dispatch.prefill.ref} is gone"
         num_left = dispatch.sampling.max_tokens - dispatch.output_offset

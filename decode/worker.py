@@ -49,7 +49,7 @@ class DecodeRole:
             self._links().put(PeerJoined(info))
 
     def on_left(self, ref: WorkerRef, dead: bool) -> None:
-        """Rooms that wait for it end."""
+        """Rooms that wait for it, or are for it, end."""
         self._links().put(PeerLeft(ref, dead))
 
     def on_written(self, tag: object, error: str | None) -> None:

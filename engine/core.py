@@ -33,8 +33,15 @@ class PeerJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class BalancerIsMember:
+    """Event: a load balancer registered."""
+
+    ref: WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
 class PeerLeft:
-    """Event: a worker's incarnation is gone. `dead` when its process is known to have ended."""
+    """Event: an engine's or balancer's incarnation is gone. `dead` when its process has ended."""
 
     ref: WorkerRef
     dead: bool

@@ -18,7 +18,7 @@ import msgspec
 
 from bootstrap.client import BootstrapClient, Registration
 from bootstrap.commands import CommandAnswered, PrepareWeights, SetLogLevel
-from bootstrap.directory import DirectoryEvent, Fenced, Joined, Left
+from bootstrap.directory import BalancerJoined, DirectoryEvent, Fenced, Joined, Left
 from bootstrap.errors import LocalMisuse, RemoteFault
 from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
 from bootstrap.mailbox import Mailbox
@@ -27,7 +27,7 @@ from bootstrap.messages import Message
 from bootstrap.security import Security
 from engine.assembly import EngineParts, OnStage, build_engine, published_limits
 from engine.commands import ForgetWeights, UseWeights
-from engine.core import CompileGrammar, EngineCore, GrammarCompiled
+from engine.core import BalancerIsMember, CompileGrammar, EngineCore, GrammarCompiled
 from engine.grammar_compiler import Grammar
 from engine.limits import EngineLimits
 from engine.loop import EngineLoop
@@ -289,7 +289,10 @@ class EngineHost:
     def _on_member(self, event: DirectoryEvent) -> None:
         if isinstance(event, Joined):
             self._meet(event.member.info)
+        elif isinstance(event, BalancerJoined):
+            self._loop.inbox.put(BalancerIsMember(event.member.info.peer.ref))
         elif isinstance(event, Left):
+            logger.warning("%s left: %s", event.ref, event.reason.value)
             self._role.on_left(event.ref, event.dead)
             if event.dead:
                 self._mailbox.forget(event.endpoint)

@@ -27,6 +27,7 @@ from bootstrap.messages import (
     WriterStopped,
 )
 from bootstrap.recent_rooms import RecentRooms
+from engine.balancers import Balancers
 from engine.commands import EngineCommands
 from engine.core import CompileGrammar, GrammarCompiled, Post, Received, StepPlan, StepResult
 from engine.inspection import Inspection
@@ -67,6 +68,7 @@ class PrefillCore:
         self._tombstones = RecentRooms()
         self._out: list[object] = []
         self._reports = ProgressReports()
+        self._balancers = Balancers()
         self._draining = False
         self._commands = EngineCommands(self.ledger, self._num_rooms, self._end_rooms)
         rooms = PrefillRooms(self._rooms, self._queue, self._computing, self.ledger, limits)
@@ -81,6 +83,7 @@ class PrefillCore:
 
     def handle(self, event: object, now: float) -> None:
         """Take one event; what is unknown or late changes nothing."""
+        self._end_rooms_of(self._balancers.handle(event, now), now)
         self._out.extend(self._commands.handle(event, now))
         self._out.extend(self._inspection.handle(event, now))
         if isinstance(event, Received):
@@ -101,6 +104,7 @@ class PrefillCore:
         for request in list(self._rooms.values()):
             if now >= request.deadline_at and request.state is not _S.CLOSING:
                 self._fail(request.room, FailureReason.DEADLINE, "deadline passed in prefill", now)
+        self._end_rooms_of(self._balancers.unheard(now), now)
         self._out.append(PassTime(now))
         self._out.extend(self._commands.tick(now))
         self._inspection.tick(now)
@@ -179,6 +183,11 @@ class PrefillCore:
         for room in list(self._rooms):
             self._fail(room, FailureReason.DRAINING, detail, now)
 
+    def _end_rooms_of(self, balancers: Collection[WorkerRef], now: float) -> None:
+        """Nobody reads their answers any more; a balancer that lives all the same begins anew."""
+        for request in [r for r in self._rooms.values() if r.dispatch.reply_to.ref in balancers]:
+            self._fail(request.room, FailureReason.BALANCER_LOST, "its balancer is gone", now)
+
     def load(self) -> WorkerLoad:
         """Queue, running and pages, for the heartbeat."""
         return WorkerLoad(
@@ -187,7 +196,7 @@ class PrefillCore:
             num_running=len(self._computing),
             num_rooms=len(self._rooms),
             pages=self.ledger.counts(),
-            counters={"orphan_pages": self._inspection.num_orphan_pages},
+            counters={"orphan_pages": self._inspection.num_orphan_pages, "balancers_lost": self._balancers.num_lost},
         )
 
     # --- dispatch ------------------------------------------------------------------------------
@@ -220,6 +229,8 @@ class PrefillCore:
             return FailureReason.DRAINING, "the prefill engine takes no new rooms"
         if len(self._queue) >= self._limits.max_queue:
             return FailureReason.QUEUE_FULL, f"{len(self._queue)} requests wait already"
+        if self._balancers.is_dead(dispatch.reply_to.ref):
+            return FailureReason.BALANCER_LOST, f"balancer {dispatch.reply_to.ref} is gone"
         return refusal_of(dispatch, self._limits)
 
     def _start(self, request: PrefillRequest, now: float) -> bool:

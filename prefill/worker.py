@@ -9,7 +9,7 @@ from bootstrap.identity import Peer, Role, WorkerRef
 from bootstrap.inspection import AskLedger
 from bootstrap.membership import WorkerInfo
 from bootstrap.messages import HandoffAccepted, Manifest, Message
-from engine.core import CompileGrammar, Post, Received
+from engine.core import CompileGrammar, PeerLeft, Post, Received
 from engine.host import EngineHost, Links
 from engine.inspection import LedgerAsked
 from engine.limits import EngineLimits
@@ -84,7 +84,8 @@ class PrefillRole:
                 handoffs.decode_joined(info)
 
     def on_left(self, ref: WorkerRef, dead: bool) -> None:
-        """Whether dead or out of reach: nothing new is written there."""
+        """Whether dead or out of reach: nothing new is written there, and nothing done for it."""
+        self._links().put(PeerLeft(ref, dead))
         with self._locked() as handoffs:
             handoffs.decode_left(ref, dead)
 

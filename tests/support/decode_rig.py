@@ -3,7 +3,7 @@
 from bootstrap.identity import Peer
 from bootstrap.messages import DecodeDispatch, HandoffRecord, Manifest, Message, PrefillStarted
 from decode.core import DecodeCore
-from engine.core import PeerJoined, Received
+from engine.core import BalancerIsMember, PeerJoined, Received
 from kv_transfer.prefix import prompt_digest
 from tests.support.cores import (
     BALANCER,
@@ -22,11 +22,12 @@ STATES = ("expected", "admitting", "receiving", "running", "retracted")
 
 
 class DecodeRig:
-    """The core knows the prefill engine; `now` is the caller's to move."""
+    """The core knows balancer and prefill engine; `now` is the caller's to move."""
 
     def __init__(self, *, joined: bool = True, **overrides: object) -> None:
         self.core = DecodeCore(limits(**overrides))
         self.now = 0.0
+        self.event(BalancerIsMember(BALANCER.ref))
         if joined:
             self.event(PeerJoined(PREFILL_INFO))
 

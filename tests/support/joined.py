@@ -12,7 +12,7 @@ from typing import Any
 from bootstrap.identity import Peer, Role
 from bootstrap.messages import Message
 from decode.instructions import TornDown
-from engine.core import PeerLeft, Post
+from engine.core import BalancerIsMember, PeerLeft, Post
 from engine.limits import EngineLimits
 from kv_transfer.ledger import PageState
 from tests.support.cores import limits, peer
@@ -71,6 +71,7 @@ class Cluster:
         for news in self.news.values():
             news.append(node.info)
         self.news[node.me] = deque(other.info for other in self.nodes.values())
+        node.put(BalancerIsMember(self.balancer.me.ref))
         self.nodes[node.me] = node
         return node
 

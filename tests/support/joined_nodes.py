@@ -145,7 +145,8 @@ class PrefillNode(_Node):
             self._carry_out_handoffs()
 
     def left(self, ref: WorkerRef, dead: bool) -> None:
-        """A worker is gone."""
+        """A worker or balancer is gone."""
+        self.put(PeerLeft(ref, dead))
         self.handoffs.decode_left(ref, dead)
         self._carry_out_handoffs()
 
@@ -232,7 +233,7 @@ class DecodeNode(_Node):
             self.put(PeerJoined(info))
 
     def left(self, ref: WorkerRef, dead: bool) -> None:
-        """A worker is gone."""
+        """A worker or balancer is gone."""
         self.put(PeerLeft(ref, dead))
 
     def carry_out(self, instruction: object) -> None:

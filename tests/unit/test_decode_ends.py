@@ -12,6 +12,7 @@ from bootstrap.messages import (
 )
 from decode.instructions import DropSwap, InboundClosed, TearDown, TornDown
 from decode.quarantine import ASK_AGAIN_S, SETTLE_S
+from engine.balancers import WATCH_S
 from engine.core import PeerJoined, PeerLeft
 from tests.support.cores import (
     BALANCER,
@@ -92,6 +93,31 @@ def test_a_stranger_aborts_nothing(state: str) -> None:
     for sender in (STRANGER, peer("p", life=1), peer("lb", life=1)):
         assert rig.receive(AbortRoom(R, _F.CANCELLED), sender) == []
     assert rig.core.load().num_rooms == num_rooms
+
+
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("state", STATES)
+def test_the_balancer_is_gone(state: str, dead: bool) -> None:
+    rig = rig_in(state)
+    assert rig.event(PeerLeft(peer("lb", 7).ref, dead)) == []
+    out = rig.event(PeerLeft(BALANCER.ref, dead))
+    (failure,) = (each for each in sent(out, LegFailed, BALANCER) if each.room == R)
+    assert failure.reason is _F.BALANCER_LOST
+    told = AbortRoom(R, _F.PEER_ABORTED) in sent(out, AbortRoom, PREFILL)
+    assert told == (state not in ("running", "retracted"))
+    gone(rig, state, out)
+    assert rig.core.load().num_rooms == 0
+    rig.dispatch(9)
+    assert rig.core.load().num_rooms == (not dead), "the silent may come back, the dead may not"
+
+
+def test_only_rooms_of_the_lost_balancer_end() -> None:
+    rig = rig_in("running")
+    other = peer("lb", 7)
+    rig.receive(decode_dispatch(2, (1, 2, 3), reply_to=other), other)
+    rig.tick(rig.now + WATCH_S)
+    assert rig.core.load().num_rooms == 1
+    assert rig.core.load().counters["balancers_lost"] == 1
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -18,7 +18,7 @@ from decode.core import DecodeCore
 from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown, TornDown
 from decode.quarantine import SETTLE_S
 from decode.request import DecodeState
-from engine.core import PeerJoined, PeerLeft, Post, Received, SwapOut
+from engine.core import BalancerIsMember, PeerJoined, PeerLeft, Post, Received, SwapOut
 from engine.step import NumericalFault, SampledToken
 from kv_transfer.ledger import PageState
 from kv_transfer.prefix import prompt_digest
@@ -44,6 +44,7 @@ class DecodeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.core = DecodeCore(limits(num_blocks=NUM_BLOCKS, max_queue=4, max_num_seqs=4))
+        self.core.handle(BalancerIsMember(BALANCER.ref), 0.0)
         self.now = 0.0
         self.prefills = [peer("p0", 0), peer("p1", 1)]
         self.num_lives = 2

@@ -3,7 +3,8 @@
 import pytest
 
 from bootstrap.messages import AbortRoom, FailureReason, LegFailed, PrefillStarted, WriterStopped
-from engine.core import Received
+from engine.balancers import WATCH_S
+from engine.core import BalancerIsMember, PeerLeft, Received
 from engine.step import NumericalFault, SampledToken
 from prefill.core import PrefillCore
 from prefill.handoffs import EndTransfer, PromptComputed, TransferClosed
@@ -13,6 +14,7 @@ from tests.support.cores import (
     STRANGER,
     limits,
     of_type,
+    peer,
     prefill_dispatch,
     prompt,
     room,
@@ -28,6 +30,7 @@ STATES = ["queued", "computing", "sending", "closing"]
 def in_state(state: str) -> PrefillCore:
     """A core whose room 1 is in `state`; nothing else is there."""
     core = PrefillCore(limits())
+    core.handle(BalancerIsMember(BALANCER.ref), 0.0)
     core.handle(Received(BALANCER, prefill_dispatch(1, prompt(12))), 0.0)
     if state != "queued":
         step(core)
@@ -76,6 +79,34 @@ def test_the_balancer_aborts(state: str) -> None:
     assert sent(out, AbortRoom, DECODE) == [AbortRoom(room(1), _F.CANCELLED)]
     assert len(of_type(out, EndTransfer)) == (state in ("computing", "sending"))
     close(core, state)
+
+
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("state", STATES)
+def test_the_balancer_is_gone(state: str, dead: bool) -> None:
+    core = in_state(state)
+    core.handle(PeerLeft(peer("lb", 7).ref, dead), 0.0)
+    assert core.drain() == []
+    core.handle(PeerLeft(BALANCER.ref, dead), 0.0)
+    out = core.drain()
+    if state != "closing":
+        (failure,) = sent(out, LegFailed, BALANCER)
+        assert failure.reason is _F.BALANCER_LOST
+        assert sent(out, AbortRoom, DECODE) == [AbortRoom(room(1), _F.PEER_ABORTED)]
+    assert len(of_type(out, EndTransfer)) == (state in ("computing", "sending"))
+    close(core, state)
+    core.handle(Received(BALANCER, prefill_dispatch(2, prompt(12))), 1.0)
+    assert core.load().num_rooms == (not dead), "the silent may come back, the dead may not"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_balancer_that_never_becomes_a_member(state: str) -> None:
+    core = in_state(state)
+    core.handle(Received(STRANGER, prefill_dispatch(2, prompt(4), reply_to=STRANGER)), 0.0)
+    core.tick(WATCH_S)
+    assert [f.reason for f in sent(core.drain(), LegFailed, STRANGER)] == [_F.BALANCER_LOST]
+    core.validate()
+    assert core.load().num_rooms == 1
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bootstrap.messages import AbortRoom, FailureReason, LegFailed, PrefillStarted, TokenBatch
-from engine.core import Post, Received
+from engine.core import BalancerIsMember, Post, Received
 from engine.step import NumericalFault, SampledToken
 from prefill.core import PrefillCore
 from prefill.handoffs import (
@@ -36,6 +36,7 @@ class PrefillMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.core = PrefillCore(limits(num_blocks=NUM_BLOCKS, max_queue=3, max_num_seqs=3))
+        self.core.handle(BalancerIsMember(BALANCER.ref), 0.0)
         self.now = 0.0
         self.dispatched: list[int] = []
         self.open: list[bytes] = []  # transfers that have not closed
