@@ -6,8 +6,9 @@ Who sends what to whom:
                            FlushCache, SetLogLevel, PrepareWeights, CommitWeights, DiscardWeights,
                            AskLedger
     P         -> D         PrefillStarted, HandoffRecord, AbortRoom, WriterStopped
-    D         -> P         Manifest, HandoffAccepted, AbortRoom
+    D         -> P         Manifest, HandoffAccepted, BlocksDamaged, AbortRoom
     P, D      -> balancer  TokenBatch, LegFailed, LegProgress, CommandAnswered, LedgerReport
+    anyone    -> P, D      Ping, answered by Pong
     everyone <-> bootstrap Register, Heartbeat, Unregister, Evict, Subscribe / Registered,
                            RegisterAgain, Ended, Subscribed, Snapshot, MemberJoined, MemberLeft,
                            LoadReport
@@ -29,8 +30,10 @@ from bootstrap.commands import (
     SetLogLevel,
 )
 from bootstrap.fields import (
+    MAX_BLOCKS,
     MAX_DRAFT_TOKENS,
     MAX_ROOMS,
+    BlockDigests,
     BlockIndex,
     Epoch,
     Gauge,
@@ -60,6 +63,8 @@ from bootstrap.membership import (
     Unregister,
 )
 from bootstrap.sampling import MAX_LOGPROBS, FinishReason, SamplingParams, TokenId, TokenIds
+
+MAX_RESENDS = 1  # a transport that damages blocks twice is not given a third try
 
 
 class FailureReason(Enum):
@@ -152,7 +157,9 @@ class HandoffRecord(MessageBase, frozen=True):
     """All writes of (room, epoch) are complete and these are the facts that make them valid.
 
     `draft_token_ids` are guesses at what follows the token; a decode engine may ignore them.
-    `transfer_s` is how long writes were under way, for `transfer_bytes` in all.
+    `transfer_s` is how long writes were under way, for `transfer_bytes` in all. `block_digests` holds 8
+    bytes for each block of the manifest (`kv_transfer/digests.py`), or nothing where P does not verify;
+    with it P keeps its pages until it is answered. `num_resends` counts the answered BlocksDamaged.
     """
 
     room: Room
@@ -164,6 +171,16 @@ class HandoffRecord(MessageBase, frozen=True):
     draft_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_DRAFT_TOKENS)] = ()
     transfer_s: Seconds = 0.0
     transfer_bytes: Gauge = 0
+    block_digests: BlockDigests = b""
+    num_resends: Annotated[int, Meta(ge=0, le=MAX_RESENDS)] = 0
+
+
+class BlocksDamaged(MessageBase, frozen=True):
+    """These blocks did not land as they were sent: write them again and send the record once more."""
+
+    room: Room
+    epoch: Epoch
+    blocks: Annotated[tuple[BlockIndex, ...], Meta(min_length=1, max_length=MAX_BLOCKS)]
 
 
 class HandoffAccepted(MessageBase, frozen=True):
@@ -256,11 +273,19 @@ class LegProgress(MessageBase, frozen=True):
     stages: Annotated[dict[Room, Stage], Meta(max_length=MAX_ROOMS)]
 
 
+class Ping(MessageBase, frozen=True):
+    """Do messages of mine reach you, and yours me? An engine answers beside its model steps."""
+
+
+class Pong(MessageBase, frozen=True):
+    """They do."""
+
+
 Message = (
     PrefillDispatch | DecodeDispatch | PrefillStarted | Manifest | HandoffRecord | HandoffAccepted
-    | AbortRoom | WriterStopped | TokenBatch | LegFailed | LegProgress
+    | BlocksDamaged | AbortRoom | WriterStopped | TokenBatch | LegFailed | LegProgress
     | FlushCache | SetLogLevel | PrepareWeights | CommitWeights | DiscardWeights | CommandAnswered
-    | AskLedger | LedgerReport
+    | AskLedger | LedgerReport | Ping | Pong
     | Register | Registered | Heartbeat | RegisterAgain | Ended | Unregister | Evict | Subscribe
     | Subscribed | Snapshot | MemberJoined | MemberLeft | LoadReport
 )  # fmt: skip

@@ -101,6 +101,9 @@ class ClusterSettings:
     prefix_caching: bool = _engine_key(
         "prefix_caching", "KV cache", "reuse blocks of equal prefixes"
     )
+    verify_handoff: bool = _engine_key(
+        "verify_handoff", "KV cache", "prove by digests that pages arrived as they were sent"
+    )
 
     endpoint: bool = _key(
         True, "endpoint", "run the load balancer; else start `pdserve balancer` beside it"

@@ -23,10 +23,10 @@ from bootstrap.messages import (
     WriterStopped,
 )
 from bootstrap.recent_rooms import RecentRooms
-from decode.handoff import fault_of
+from decode.handoff import Accepted, HandoffChecks, Rejected
 from decode.inbound import Inbound
 from decode.inspection import DecodeRooms
-from decode.instructions import DropSwap, InboundClosed, TearDown, TornDown
+from decode.instructions import DropSwap, HandoffVerified, InboundClosed, TearDown, TornDown
 from decode.partners import Partners
 from decode.request import STAGES, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
@@ -64,6 +64,7 @@ class DecodeCore:
         self._tombstones = RecentRooms()
         self._partners = Partners()
         self._balancers = Balancers()
+        self._checks = HandoffChecks(limits.vocab_size)
         self._out: list[object] = []
         self._reports = ProgressReports()
         self._draining = False
@@ -93,6 +94,8 @@ class DecodeCore:
             self._peer_left(event, now)
         elif isinstance(event, GrammarCompiled):
             self._grammar_compiled(event, now)
+        elif isinstance(event, HandoffVerified):
+            self._handoff(event.sender, event.record, event.bad_blocks, now)
         elif isinstance(event, TornDown):
             self.inbound.torn_down(event, now)
 
@@ -175,6 +178,7 @@ class DecodeCore:
                 "retractions": self.scheduler.num_retractions,
                 "orphan_pages": self._inspection.num_orphan_pages,
                 "balancers_lost": self._balancers.num_lost,
+                **self._checks.counters(),
             },
         )
 
@@ -186,7 +190,7 @@ class DecodeCore:
         elif isinstance(message, PrefillStarted):
             self._prefill_started(sender, message, now)
         elif isinstance(message, HandoffRecord):
-            self._handoff(sender, message, now)
+            self._handoff(sender, message, None, now)
         elif isinstance(message, AbortRoom):
             self._aborted(sender, message, now)
         elif isinstance(message, WriterStopped):
@@ -246,7 +250,7 @@ class DecodeCore:
             self._partners.started(message.room, now)
             self._start_if_ready(request)
         elif request.state is _S.RECEIVING:  # it asks again: the manifest was lost
-            self._out.append(self.inbound.manifest(request))
+            self._out.append(Post(sender, self.inbound.manifest(request)))
 
     def _start_if_ready(self, request: DecodeRequest) -> None:
         """Pages are promised only to a writer whose death would be told us.
@@ -257,22 +261,26 @@ class DecodeCore:
         if known and not request.waits_for_grammar and self._partners.take_start(request.room):
             self.scheduler.started(request)
 
-    def _handoff(self, sender: Peer, record: HandoffRecord, now: float) -> None:
+    def _handoff(
+        self, sender: Peer, record: HandoffRecord, bad: tuple[int, ...] | None, now: float
+    ) -> None:
         """The record is the only thing that makes the room's pages valid."""
         request = self._rooms.get(record.room)
         if request is not None and request.state is _S.RECEIVING:
             if sender.ref != request.dispatch.prefill.ref or record.epoch != request.epoch:
                 return
-            fault = fault_of(request, record, self._limits.vocab_size)
-            if fault is not None:
-                self._fail(request, FailureReason.HANDOFF_REJECTED, fault, now)
+            verdict = self._checks.judge(request, record, bad)
+            if isinstance(verdict, Rejected):
+                self._fail(request, FailureReason.HANDOFF_REJECTED, verdict.detail, now)
+                return
+            if not isinstance(verdict, Accepted):
+                self._out.append(Post(sender, verdict))
                 return
             self.scheduler.commit(request, record.token_id, now)
             request.record, request.token_at = record, now
             self._out.append(InboundClosed(record.room))
         elif request is None:
-            # It follows the last write.
-            self._writer_stopped(sender, WriterStopped(record.room, record.epoch), now)
+            self._out.extend(self.inbound.record_came_late(sender, record, now))
         # Committed before, or ended: either way nothing more is needed of the sender.
         self._out.append(Post(sender, HandoffAccepted(record.room, record.epoch)))
 

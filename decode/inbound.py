@@ -4,11 +4,12 @@ It knows which writer a room waits for and when its pages are free; the core kno
 """
 
 from bootstrap.identity import Peer
-from bootstrap.messages import Manifest, WriterStopped
+from bootstrap.messages import HandoffRecord, Manifest, WriterStopped
 from decode.instructions import InboundClosed, InboundOpened, TornDown
 from decode.quarantine import Quarantine
 from decode.request import DecodeRequest
 from engine.core import Post
+from kv_transfer.digests import Blocks
 from kv_transfer.ledger import PageLedger
 
 
@@ -22,21 +23,29 @@ class Inbound:
     def open(self, request: DecodeRequest) -> list[object]:
         """The admitted request's pages go into a manifest."""
         self._ledger.expose(request.room)
-        return [InboundOpened(request.room), self.manifest(request)]
+        manifest = self.manifest(request)
+        blocks = Blocks(request.room, request.epoch, manifest.first_block, manifest.pages)
+        return [InboundOpened(blocks), Post(request.dispatch.prefill, manifest)]
 
-    def manifest(self, request: DecodeRequest) -> Post:
+    def manifest(self, request: DecodeRequest) -> Manifest:
         """The pages that its prefill engine is to write."""
         first_block = request.num_named
         pages = self._ledger.pages_of(request.room)[first_block:]
-        manifest = Manifest(request.room, request.epoch, first_block, pages)
-        return Post(request.dispatch.prefill, manifest)
+        return Manifest(request.room, request.epoch, first_block, pages)
 
     def ended(self, request: DecodeRequest, exposed: bool, now: float) -> list[object]:
         """A receiving request ended; `exposed` when its pages stay back until the writer stopped."""
         if not exposed:
             return [InboundClosed(request.room)]
-        self.quarantine.add(request.room, request.dispatch.prefill, now)
+        self.quarantine.add(request.room, request.dispatch.prefill, now, request.num_resends)
         return []
+
+    def record_came_late(self, sender: Peer, record: HandoffRecord, now: float) -> list[object]:
+        """A record for a room that ended: it follows the last write, unless more were asked for."""
+        answers = self.quarantine.num_resends_of(record.room) <= record.num_resends
+        if not answers or not self.is_writer(sender, record.room):
+            return []
+        return self.writer_stopped(WriterStopped(record.room, record.epoch), now)
 
     def is_writer(self, sender: Peer, room: bytes) -> bool:
         """Whether the room is in quarantine because of `sender`."""
@@ -44,8 +53,11 @@ class Inbound:
         return writer is not None and writer.ref == sender.ref
 
     def writer_stopped(self, message: WriterStopped, now: float) -> list[object]:
-        """The writer itself says so; of a write that was cut short the rest may still come."""
-        if message.cut:
+        """The writer itself says so; of a write that was cut short the rest may still come.
+
+        A transport that said of blocks that they had landed, and they had not, is not believed either.
+        """
+        if message.cut or self.quarantine.num_resends_of(message.room):
             self.quarantine.cut(message.room, now)
             return []
         return [] if self.quarantine.is_settling(message.room) else self._free(message)

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 
-from bootstrap.identity import WorkerRef
+from bootstrap.identity import Peer, WorkerRef
+from bootstrap.messages import HandoffRecord
+from kv_transfer.digests import Blocks
 
 
 @dataclass(frozen=True, slots=True)
 class InboundOpened:
-    """A peer may write our pages: keep the transport moving."""
+    """A peer may write these pages: keep the transport moving."""
 
-    room: bytes
+    blocks: Blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +41,12 @@ class TornDown:
     """Event: nothing of `ref`'s can arrive by the transport any more."""
 
     ref: WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffVerified:
+    """Event: a record whose digests were compared with what landed; `bad_blocks` differ."""
+
+    sender: Peer
+    record: HandoffRecord
+    bad_blocks: tuple[int, ...]

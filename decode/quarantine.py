@@ -31,6 +31,7 @@ class _Quarantined:
     writer: Peer
     since: float
     ask_at: float
+    num_resends: int
     num_asked: int = 1
     free_at: float | None = None
 
@@ -41,9 +42,12 @@ class Quarantine:
     def __init__(self) -> None:
         self._rooms: dict[bytes, _Quarantined] = {}
 
-    def add(self, room: bytes, writer: Peer, now: float) -> None:
-        """The room ended while `writer` may still write; it was asked to stop just now."""
-        self._rooms[room] = _Quarantined(writer, now, now + ASK_AGAIN_S)
+    def add(self, room: bytes, writer: Peer, now: float, num_resends: int = 0) -> None:
+        """The room ended while `writer` may still write; it was asked to stop just now.
+
+        `num_resends` is how often it was asked to write damaged blocks once more.
+        """
+        self._rooms[room] = _Quarantined(writer, now, now + ASK_AGAIN_S, num_resends)
 
     def writer_of(self, room: bytes) -> Peer | None:
         """Whom the room waits for; None if it is not here."""
@@ -56,6 +60,11 @@ class Quarantine:
         if entry is None:
             return None
         return QuarantineView(entry.writer, entry.since, entry.num_asked, entry.free_at)
+
+    def num_resends_of(self, room: bytes) -> int:
+        """How often the room's writer was asked to write blocks once more."""
+        entry = self._rooms.get(room)
+        return 0 if entry is None else entry.num_resends
 
     def end(self, room: bytes) -> bool:
         """The writer stopped; whether the room was here."""

@@ -65,6 +65,8 @@ class DecodeRequest:
     pages: list[int] = field(default_factory=list)
     num_cached: int = 0  # prompt tokens that were not transferred
     epoch: int = 0
+    num_resends: int = 0  # how often the prefill engine was asked for `damaged` blocks
+    damaged: tuple[int, ...] = ()
     admitted_at: float = 0.0
     committed_at: float = 0.0
     num_named: int = 0  # blocks named in the prefix cache

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from bootstrap.identity import Peer, Role, WorkerRef
 from bootstrap.membership import WorkerInfo
-from bootstrap.messages import Message
+from bootstrap.messages import HandoffRecord, Message
 from decode.core import DecodeCore
 from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown, TornDown
+from decode.verifier import HandoffVerifier
 from engine.core import CompileGrammar, PeerJoined, PeerLeft, Post, Received
 from engine.host import EngineHost, Links
 from engine.limits import EngineLimits
@@ -21,6 +22,10 @@ class DecodeRole:
     def __init__(self, limits: EngineLimits, links: Callable[[], Links]) -> None:
         self.core = DecodeCore(limits)
         self._links = links
+        self._verifier = HandoffVerifier(
+            lambda blocks, on_digests: links().digester.submit(blocks, on_digests),
+            lambda event: links().put(event),
+        )
 
     def execute(self, instruction: object) -> None:
         """Carry out one instruction of the core."""
@@ -28,8 +33,10 @@ class DecodeRole:
         if isinstance(instruction, Post):
             links.post(instruction.peer, instruction.message)
         elif isinstance(instruction, InboundOpened):
+            self._verifier.opened(instruction.blocks)
             links.pump.open_inbound()
         elif isinstance(instruction, InboundClosed):
+            self._verifier.closed(instruction.room)
             links.pump.close_inbound()
         elif isinstance(instruction, DropSwap):
             links.drop_swap(instruction.room)
@@ -40,8 +47,11 @@ class DecodeRole:
             links.pump.remove_peer(instruction.agent_name, lambda: links.put(torn_down))
 
     def on_message(self, sender: Peer, message: Message) -> None:
-        """All messages are the core's."""
-        self._links().put(Received(sender, message))
+        """All messages are the core's; what a record makes valid is looked at first."""
+        if isinstance(message, HandoffRecord):
+            self._verifier.check(sender, message)
+        else:
+            self._links().put(Received(sender, message))
 
     def on_joined(self, info: WorkerInfo) -> None:
         """Prefill engines are who writes to us."""

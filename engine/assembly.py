@@ -33,6 +33,7 @@ class EngineParts:
 
     stepper: ModelStepper
     backend: TransferBackend
+    arena: memoryview
     layout: KVLayout
     limits: EngineLimits
     contract: KVContract
@@ -58,12 +59,13 @@ def build_engine(settings: EngineSettings, agent_name: str, say: OnStage) -> Eng
         backend = make_backend(settings.transfer, agent_name, settings.bind_host)
         undo.callback(backend.close)
         say(f"allocating {layout.num_bytes >> 20} MiB for KV pages ({settings.transfer})")
-        arena = arena_tensor(backend.allocate(layout.num_bytes), layout, settings.dtype)
+        memory = backend.allocate(layout.num_bytes)
+        arena = arena_tensor(memory, layout, settings.dtype)
         stepper = ModelStepper(ModelRunner(loaded, layout, arena), SwapSpace(arena))
         undo.pop_all()
     limits = _limits(settings, loaded.config.vocab_size, layout.block_bytes)
     grammars = GrammarCompiler(Path(settings.model_dir))
-    return EngineParts(stepper, backend, layout, limits, contract, grammars)
+    return EngineParts(stepper, backend, memory, layout, limits, contract, grammars)
 
 
 def _limits(settings: EngineSettings, vocab_size: int, block_bytes: int) -> EngineLimits:
@@ -77,6 +79,7 @@ def _limits(settings: EngineSettings, vocab_size: int, block_bytes: int) -> Engi
         max_queue=settings.max_queue,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         prefix_caching=settings.prefix_caching,
+        verify_handoff=settings.verify_handoff,
     )
 
 

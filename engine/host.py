@@ -23,9 +23,10 @@ from bootstrap.errors import LocalMisuse, RemoteFault
 from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
 from bootstrap.mailbox import Mailbox
 from bootstrap.membership import WorkerInfo, WorkerLoad
-from bootstrap.messages import Message
+from bootstrap.messages import Message, Ping, Pong
 from bootstrap.security import Security
 from engine.assembly import EngineParts, OnStage, build_engine, published_limits
+from engine.beat import Beat
 from engine.commands import ForgetWeights, UseWeights
 from engine.core import BalancerIsMember, CompileGrammar, EngineCore, GrammarCompiled
 from engine.grammar_compiler import Grammar
@@ -33,6 +34,7 @@ from engine.limits import EngineLimits
 from engine.loop import EngineLoop
 from engine.reload import WeightReloader
 from engine.settings import EngineSettings
+from kv_transfer.digests import Digester
 from kv_transfer.pump import TransferPump
 
 _WATCH_INTERVAL_S = 1.0
@@ -50,6 +52,7 @@ class Links:
     drop_swap: Callable[[bytes], None]  # on the loop's thread only
     compile_grammar: Callable[[CompileGrammar], None]
     block_bytes: int
+    digester: Digester
 
 
 class EngineRole(Protocol):
@@ -154,10 +157,17 @@ class EngineHost:
 
         An engine with a dead thread would look alive and serve nobody: that breaks it too.
         """
-        while not self._ended.wait(_WATCH_INTERVAL_S):
-            dead = [name for name, alive in self._threads_alive().items() if not alive]
-            if dead and not self._stopped:
-                raise LocalMisuse(f"{self.ref}: the thread of the {dead[0]} ended")
+        beat, num_rounds = Beat.from_environment(), 0
+        try:
+            while not self._ended.wait(_WATCH_INTERVAL_S):
+                if self._loop.num_rounds != num_rounds:
+                    beat.touch()
+                    num_rounds = self._loop.num_rounds
+                dead = [name for name, alive in self._threads_alive().items() if not alive]
+                if dead and not self._stopped:
+                    raise LocalMisuse(f"{self.ref}: the thread of the {dead[0]} ended")
+        finally:
+            beat.end()
         if self._crash is not None:
             raise self._crash
         return self._loop.farewell
@@ -192,6 +202,7 @@ class EngineHost:
     def _threads_alive(self) -> dict[str, bool]:
         return {
             "transfer pump": self._pump.is_alive,
+            "digester": self._digester.is_alive,
             "mailbox": self._mailbox.is_alive,
             "bootstrap client": self._client.is_alive,
         }
@@ -200,6 +211,7 @@ class EngineHost:
         settings = self.settings
         security = Security.from_file(settings.secret_file) if settings.secret_file else None
         self._pump = TransferPump(parts.backend, self._role.on_written)
+        self._digester = Digester(parts.arena, parts.layout.block_bytes)
         self._mailbox = Mailbox(self.ref, settings.bind_host, self._on_message, security)
         self._links = Links(
             post=self._mailbox.post,
@@ -208,6 +220,7 @@ class EngineHost:
             drop_swap=parts.stepper.swap.drop,
             compile_grammar=lambda instruction: self._compile_grammar(parts, instruction),
             block_bytes=parts.layout.block_bytes,
+            digester=self._digester,
         )
         self._info = WorkerInfo(
             peer=self.peer,
@@ -227,6 +240,7 @@ class EngineHost:
         closers.callback(self._client.stop, unregister=True)
         closers.callback(self._pump.stop)
         closers.callback(self._mailbox.stop)
+        closers.callback(self._digester.stop)
 
     def _compile_grammar(self, parts: EngineParts, instruction: CompileGrammar) -> None:
         def done(outcome: Grammar | str) -> None:
@@ -238,6 +252,7 @@ class EngineHost:
     def _start_threads(self, closers: ExitStack) -> None:
         loop = threading.Thread(target=self._run, name=f"loop-{self.ref}", daemon=True)
         self._pump.start()
+        self._digester.start()
         loop.start()
         closers.callback(self._client.beat)
         closers.callback(loop.join)
@@ -256,7 +271,9 @@ class EngineHost:
 
     def _on_message(self, sender: Peer, message: Message) -> None:
         """On the mailbox's thread."""
-        if isinstance(message, SetLogLevel):
+        if isinstance(message, Ping):
+            self._mailbox.post(sender, Pong())
+        elif isinstance(message, SetLogLevel):
             logging.getLogger().setLevel(message.level.upper())
             self._mailbox.post(sender, CommandAnswered(message.command))
         elif isinstance(message, PrepareWeights):

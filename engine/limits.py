@@ -21,6 +21,7 @@ class EngineLimits:
     max_queue: int
     max_num_batched_tokens: int
     prefix_caching: bool = True
+    verify_handoff: bool = False
     block_bytes: int = 0
 
     def blocks_for(self, num_tokens: int) -> int:

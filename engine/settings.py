@@ -14,7 +14,9 @@ class EngineSettings:
     """What a worker needs to start; small enough to be an actor's constructor argument.
 
     `max_num_batched_tokens` is the prefill chunk budget of one step; `num_threads` the torch threads
-    of the engine's step. `secret_file` holds the cluster secret that keys the wire's encryption.
+    of the engine's step. `verify_handoff` makes a prefill engine send digests of what it wrote, which a
+    decode engine compares with what landed. `secret_file` holds the cluster secret that keys the wire's
+    encryption.
     """
 
     worker_id: str
@@ -31,6 +33,7 @@ class EngineSettings:
     max_num_batched_tokens: int = 512
     max_queue: int = 256
     prefix_caching: bool = True
+    verify_handoff: bool = True
     transfer: str = "nixl"
     num_threads: int = 1
     secret_file: str | None = None

@@ -9,7 +9,8 @@ It knows no sockets, transports or pages' owners.
     DONE       the peer took over                      STOPPED    ended early, nothing in flight
 
 A record is sent only after every write completed, and `Stopped` is said only when none is in flight:
-these two sentences are what a peer's page safety rests on.
+these two sentences are what a peer's page safety rests on. A peer that finds blocks damaged has them
+written again, which leads from COMMITTED back to FLUSHING.
 """
 
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ class SendEvent(Enum):
     COMPUTED = "computed"
     WRITTEN = "written"
     ACCEPTED = "accepted"
+    DAMAGED = "damaged"
     END = "end"
 
 
@@ -60,7 +62,8 @@ TRANSITIONS: dict[tuple[SendState, SendEvent], tuple[SendState, ...]] = {
     (_S.FLUSHING, _E.WRITTEN): (_S.FLUSHING, _S.COMMITTED, _S.STOPPING, _S.STOPPED),
     (_S.FLUSHING, _E.END): (_S.STOPPING, _S.STOPPED),
     (_S.COMMITTED, _E.ACCEPTED): (_S.DONE,),
-    (_S.COMMITTED, _E.END): (_S.DONE,),
+    (_S.COMMITTED, _E.DAMAGED): (_S.FLUSHING,),
+    (_S.COMMITTED, _E.END): (_S.STOPPED,),
     (_S.STOPPING, _E.WRITTEN): (_S.STOPPING, _S.STOPPED),
     (_S.STOPPING, _E.END): (_S.STOPPING,),
     (_S.STOPPING, _E.BLOCKS): (_S.STOPPING,),
@@ -80,7 +83,7 @@ class StartWrite:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Every write landed: send the handoff record for `epoch` and let the pages go."""
+    """Every write landed: send the handoff record for `epoch`."""
 
     epoch: int
 
@@ -107,7 +110,7 @@ Instruction = StartWrite | Commit | WriteFailed | Stopped
 
 
 class Sender:
-    """Blocks go out at most once each, in logical order, and only after they were computed."""
+    """Blocks go out in logical order, only after they were computed, and again only if damaged."""
 
     def __init__(self, pages: Sequence[int]) -> None:
         self.state = SendState.WAITING
@@ -180,12 +183,18 @@ class Sender:
         """The peer verified the record."""
         self._advance(_E.ACCEPTED, _S.DONE)
 
+    def damaged(self, blocks: Sequence[int]) -> list[Instruction]:
+        """The peer found these blocks damaged: write them again, then commit again."""
+        self._advance(_E.DAMAGED, _S.FLUSHING)
+        return [self._start_write(blocks)]
+
+    def was_written(self, blocks: Sequence[int]) -> bool:
+        """Whether all of these blocks went to the peer."""
+        return all(self._first_block <= block < self._num_started for block in blocks)
+
     def end(self) -> list[Instruction]:
         """The room ends here, whatever its state; repeats change nothing."""
         if self.state in ENDED:
-            return []
-        if self.state is _S.COMMITTED:
-            self._advance(_E.END, _S.DONE)
             return []
         if self.state is _S.STOPPING:
             self._advance(_E.END, _S.STOPPING)
@@ -195,17 +204,19 @@ class Sender:
     # --- inner ---------------------------------------------------------------------------------
 
     def _start_writes(self) -> list[Instruction]:
-        pairs = tuple(
-            (self._pages[block], self._remote[block - self._first_block])
-            for block in range(self._num_started, self._num_computed)
-        )
-        if not pairs:
+        blocks = range(self._num_started, self._num_computed)
+        if not blocks:
             return []
         self._num_started = self._num_computed
+        return [self._start_write(blocks)]
+
+    def _start_write(self, blocks: Sequence[int]) -> StartWrite:
+        remote = [self._remote[block - self._first_block] for block in blocks]
+        local = [self._pages[block] for block in blocks]
         write = self._next_write
         self._next_write += 1
         self._in_flight.add(write)
-        return [StartWrite(write, pairs)]
+        return StartWrite(write, tuple(zip(local, remote, strict=True)))
 
     def _settle(self, event: SendEvent) -> list[Instruction]:
         if self._in_flight:

@@ -37,8 +37,8 @@ from engine.step import RowFault, SampledToken, ScoredPrompt
 from kv_transfer.ledger import PageLedger
 from kv_transfer.prefix import BlockHasher
 from prefill.bootstrap_token import finish_of, record_of, room_tokens
-from prefill.dispatch import refusal_of
 from prefill.chunks import StepDraft
+from prefill.dispatch import refusal_of
 from prefill.handoffs import (
     BlocksComputed,
     EndTransfer,
@@ -49,8 +49,8 @@ from prefill.handoffs import (
     TransferFailed,
 )
 from prefill.inspection import PrefillRooms
-from prefill.request import STAGES, PrefillEvent, PrefillRequest, PrefillState
 from prefill.queue import PrefillQueue
+from prefill.request import STAGES, PrefillEvent, PrefillRequest, PrefillState
 
 _S, _E = PrefillState, PrefillEvent
 
@@ -70,6 +70,7 @@ class PrefillCore:
         self._reports = ProgressReports()
         self._balancers = Balancers()
         self._draining = False
+        self._num_resent = 0  # blocks that arrived damaged the first time
         self._commands = EngineCommands(self.ledger, self._num_rooms, self._end_rooms)
         rooms = PrefillRooms(self._rooms, self._queue, self._computing, self.ledger, limits)
         self._inspection = Inspection(self.ledger, rooms)
@@ -93,7 +94,7 @@ class PrefillCore:
             elif isinstance(message, AbortRoom):
                 self._aborted(event.sender, message, now)
         elif isinstance(event, TransferClosed):
-            self._transfer_closed(event.room, now)
+            self._transfer_closed(event, now)
         elif isinstance(event, TransferFailed):
             self._fail(event.room, event.reason, event.detail, now)
         elif isinstance(event, GrammarCompiled):
@@ -196,7 +197,11 @@ class PrefillCore:
             num_running=len(self._computing),
             num_rooms=len(self._rooms),
             pages=self.ledger.counts(),
-            counters={"orphan_pages": self._inspection.num_orphan_pages, "balancers_lost": self._balancers.num_lost},
+            counters={
+                "orphan_pages": self._inspection.num_orphan_pages,
+                "balancers_lost": self._balancers.num_lost,
+                "blocks_resent": self._num_resent,
+            },
         )
 
     # --- dispatch ------------------------------------------------------------------------------
@@ -311,8 +316,9 @@ class PrefillCore:
             self._tell_decode(request.dispatch, message.reason)
             self._end(request, now)
 
-    def _transfer_closed(self, room: bytes, now: float) -> None:
-        request = self._rooms.get(room)
+    def _transfer_closed(self, event: TransferClosed, now: float) -> None:
+        self._num_resent += event.num_resent
+        request = self._rooms.get(event.room)
         if request is None or request.state not in (_S.SENDING, _S.CLOSING):
             return  # it ended by itself: COMPUTING rooms close only after EndTransfer
         request.advance(_E.CLOSED, _S.ENDED)

@@ -8,11 +8,11 @@ when the last write that reads a room's pages is over (`TransferClosed`, once pe
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from bootstrap.identity import Peer, WorkerRef
 from bootstrap.membership import TransferMetadata, WorkerInfo
 from bootstrap.messages import (
+    MAX_RESENDS,
+    BlocksDamaged,
     FailureReason,
     HandoffAccepted,
     HandoffRecord,
@@ -32,6 +32,7 @@ from kv_transfer.sender import (
     StartWrite,
     WriteFailed,
 )
+from prefill.handoff import Digest, Handoff
 
 RESEND_INTERVAL_S = 1.0
 STALL_S = 30.0  # a room none of whose writes ends for so long is given up
@@ -78,9 +79,10 @@ class PassTime:
 
 @dataclass(frozen=True, slots=True)
 class TransferClosed:
-    """To the engine: nothing reads the pages of `room` any more."""
+    """To the engine: nothing reads the pages of `room` any more, `num_resent` of them twice."""
 
     room: bytes
+    num_resent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,39 +118,18 @@ class Disconnect:
     agent_name: str
 
 
-@dataclass(slots=True)
-class _Handoff:
-    decode: Peer
-    sender: Sender
-    record: HandoffRecord | None = None
-    pending: Manifest | None = None  # not used yet, or never: an end must still answer it
-    closed: bool = False
-    committed: HandoffRecord | None = None
-    resend_at: float = 0.0
-    moved_at: float = 0.0  # when a write of the room last began or ended
-    num_writing: int = 0
-    writing_since: float = 0.0
-    transfer_s: float = 0.0  # during which at least one write was under way
-    num_sent: int = 0  # blocks
-
-    def write_began(self, num_blocks: int, now: float) -> None:
-        self.writing_since = now if not self.num_writing else self.writing_since
-        self.num_writing += 1
-        self.num_sent += num_blocks
-
-    def write_ended(self, now: float) -> None:
-        self.num_writing -= 1
-        if not self.num_writing:
-            self.transfer_s += now - self.writing_since
-
-
 class Handoffs:
-    """A room is here from OpenTransfer until it is committed and accepted, or ended and drained."""
+    """A room is here from OpenTransfer until it is committed and accepted, or ended and drained.
 
-    def __init__(self, block_bytes: int = 0) -> None:
+    With `verify` records carry digests, and pages stay until the decode engine answers: it may want
+    blocks once more. It answers without needing anything, so nobody waits for long.
+    """
+
+    def __init__(self, block_bytes: int = 0, *, verify: bool = False) -> None:
         self._block_bytes = block_bytes
+        self._verify = verify
         self._now = 0.0
-        self._rooms: dict[bytes, _Handoff] = {}
+        self._rooms: dict[bytes, Handoff] = {}
         self._agents: dict[WorkerRef, str] = {}
         self._cut_short = RecentRooms()  # ended, and not all of their writes completed
         self._out: list[object] = []
@@ -204,7 +185,8 @@ class Handoffs:
     def open(self, event: OpenTransfer) -> None:
         """A room began to compute."""
         resend_at = self._now + RESEND_INTERVAL_S
-        self._rooms[event.room] = _Handoff(event.decode, Sender(event.pages), resend_at=resend_at)
+        sender = Sender(event.pages)
+        self._rooms[event.room] = Handoff(event.decode, event.pages, sender, resend_at=resend_at)
 
     def blocks_computed(self, event: BlocksComputed) -> None:
         """More blocks are final."""
@@ -242,14 +224,39 @@ class Handoffs:
             return
         if handoff.committed.epoch == message.epoch:
             handoff.sender.accepted()
-            del self._rooms[message.room]
+            self._leave(message.room, handoff)
+
+    def damaged(self, sender: Peer, message: BlocksDamaged) -> None:
+        """The decode engine wants blocks once more; what it asks a second time is a repeat."""
+        handoff = self._rooms.get(message.room)
+        if handoff is None or handoff.committed is None or sender.ref != handoff.decode.ref:
+            return
+        if handoff.committed.epoch != message.epoch or handoff.num_resends >= MAX_RESENDS:
+            return
+        if not self._verify or not handoff.sender.was_written(message.blocks):
+            detail = "the decode engine wants blocks that were not sent"
+            self._fail(message.room, FailureReason.HANDOFF_REJECTED, detail)
+            return
+        handoff.num_resends += 1
+        handoff.num_resent += len(message.blocks)
+        handoff.committed = None
+        self._feed(message.room, lambda h: h.sender.damaged(message.blocks))
 
     def written(self, room: bytes, write: int, error: str | None) -> None:
         """The pump finished a write, one way or the other."""
         handoff = self._rooms.get(room)
         if handoff is not None:
             handoff.write_ended(self._now)
-        self._feed(room, lambda h: h.sender.written(write, error))
+            handoff.outcomes[write] = error
+            self._write_over(room, handoff, write)
+
+    def digested(self, digest: Digest, digests: bytes) -> None:
+        """The digester is done with what a write reads."""
+        room = digest.blocks.room
+        handoff = self._rooms.get(room)
+        if handoff is not None:
+            handoff.digested(digest, digests)
+            self._write_over(room, handoff, digest.write)
 
     # --- membership ----------------------------------------------------------------------------
 
@@ -277,7 +284,7 @@ class Handoffs:
 
     # --- inner ---------------------------------------------------------------------------------
 
-    def _use_manifest(self, handoff: _Handoff, message: Manifest) -> None:
+    def _use_manifest(self, handoff: Handoff, message: Manifest) -> None:
         """Write as the manifest says, once the decode engine's transfer metadata is known."""
         if handoff.decode.ref not in self._agents:
             return
@@ -290,11 +297,17 @@ class Handoffs:
             lambda h: h.sender.manifest(message.epoch, message.first_block, message.pages),
         )
 
+    def _write_over(self, room: bytes, handoff: Handoff, write: int) -> None:
+        """A write is over once nothing reads its pages any more."""
+        if write in handoff.outcomes and write not in handoff.digesting:
+            error = handoff.outcomes.pop(write)
+            self._feed(room, lambda h: h.sender.written(write, error))
+
     def _fail(self, room: bytes, reason: FailureReason, detail: str) -> None:
         self._out.append(TransferFailed(room, reason, detail))
         self.end(room)
 
-    def _feed(self, room: bytes, event: Callable[[_Handoff], Sequence[Instruction]]) -> None:
+    def _feed(self, room: bytes, event: Callable[[Handoff], Sequence[Instruction]]) -> None:
         handoff = self._rooms.get(room)
         if handoff is None:
             return
@@ -304,26 +317,20 @@ class Handoffs:
         if handoff.sender.num_in_flight != num_before:
             handoff.moved_at = self._now
         if handoff.sender.state in ENDED:
-            self._close(room, handoff)
-            del self._rooms[room]
+            self._leave(room, handoff)
 
-    def _carry_out(self, room: bytes, handoff: _Handoff, instruction: Instruction) -> None:
+    def _carry_out(self, room: bytes, handoff: Handoff, instruction: Instruction) -> None:
         if isinstance(instruction, StartWrite):
             agent_name = self._agents.get(handoff.decode.ref, "")
             handoff.write_began(len(instruction.pairs), self._now)
             self._out.append(Submit(room, instruction.write, agent_name, instruction.pairs))
+            self._digest(room, handoff, instruction)
         elif isinstance(instruction, Commit):
-            assert handoff.record is not None
-            record = msgspec.structs.replace(
-                handoff.record,
-                epoch=instruction.epoch,
-                transfer_s=handoff.transfer_s,
-                transfer_bytes=handoff.num_sent * self._block_bytes,
-            )
-            handoff.committed = record
-            handoff.resend_at = self._now + RESEND_INTERVAL_S
+            repeat_at = self._now + RESEND_INTERVAL_S
+            record = handoff.commit(instruction.epoch, self._block_bytes, repeat_at)
             self._out.append(Post(handoff.decode, record))
-            self._close(room, handoff)
+            if not record.block_digests:
+                self._close(room, handoff)
         elif isinstance(instruction, WriteFailed):
             reason = FailureReason.TRANSFER_FAILED
             self._out.append(TransferFailed(room, reason, instruction.detail))
@@ -336,10 +343,21 @@ class Handoffs:
                 stopped = WriterStopped(room, epoch, instruction.cut)
                 self._out.append(Post(handoff.decode, stopped))
 
-    def _close(self, room: bytes, handoff: _Handoff) -> None:
+    def _digest(self, room: bytes, handoff: Handoff, write: StartWrite) -> None:
+        if self._verify:
+            pages = tuple(local for local, _ in write.pairs)
+            digest = handoff.digest_of(room, write.write, pages)
+            if digest is not None:
+                self._out.append(digest)
+
+    def _leave(self, room: bytes, handoff: Handoff) -> None:
+        self._close(room, handoff)
+        del self._rooms[room]
+
+    def _close(self, room: bytes, handoff: Handoff) -> None:
         if not handoff.closed:
             handoff.closed = True
-            self._out.append(TransferClosed(room))
+            self._out.append(TransferClosed(room, handoff.num_resent))
 
     def validate(self) -> None:
         """Every room's machine agrees with itself, and none that ended is still here."""

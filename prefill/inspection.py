@@ -102,6 +102,8 @@ class PrefillRooms:
             return _writes(view, "ended; its pages wait for")
         if view.state in (SendState.WAITING.value, SendState.READY.value):
             return Wait.MANIFEST, f"waits for the manifest of {view.peer.ref}"
+        if view.state == SendState.COMMITTED.value:
+            return Wait.ACCEPTANCE, f"handed off; waits for {view.peer.ref} to accept the record"
         return _writes(view, "waits for")
 
     def _queue_wait(self, request: PrefillRequest, num_before: int, num_tokens: int) -> _Waits:

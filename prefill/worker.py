@@ -4,11 +4,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from bootstrap.identity import Peer, Role, WorkerRef
 from bootstrap.inspection import AskLedger
 from bootstrap.membership import WorkerInfo
-from bootstrap.messages import HandoffAccepted, Manifest, Message
+from bootstrap.messages import BlocksDamaged, HandoffAccepted, Manifest, Message
 from engine.core import CompileGrammar, PeerLeft, Post, Received
 from engine.host import EngineHost, Links
 from engine.inspection import LedgerAsked
@@ -16,6 +17,7 @@ from engine.limits import EngineLimits
 from engine.settings import EngineSettings
 from kv_transfer.layout import merge_runs
 from prefill.core import PrefillCore
+from prefill.handoff import Digest
 from prefill.handoffs import (
     BlocksComputed,
     Connect,
@@ -40,7 +42,7 @@ class PrefillRole:
     def __init__(self, limits: EngineLimits, links: Callable[[], Links]) -> None:
         self.core = PrefillCore(limits)
         self._links = links
-        self._handoffs = Handoffs(limits.block_bytes)
+        self._handoffs = Handoffs(limits.block_bytes, verify=limits.verify_handoff)
         self._lock = threading.Lock()
 
     def execute(self, instruction: object) -> None:
@@ -71,6 +73,9 @@ class PrefillRole:
         elif isinstance(message, HandoffAccepted):
             with self._locked() as handoffs:
                 handoffs.accepted(sender, message)
+        elif isinstance(message, BlocksDamaged):
+            with self._locked() as handoffs:
+                handoffs.damaged(sender, message)
         elif isinstance(message, AskLedger):
             with self._locked() as handoffs:
                 self._links().put(LedgerAsked(sender, message, handoffs.views()))
@@ -95,6 +100,11 @@ class PrefillRole:
         with self._locked() as handoffs:
             handoffs.written(tag.room, tag.write, error)
 
+    def _on_digests(self, digest: Digest, digests: bytes) -> None:
+        """The digester is done with a write's blocks; on its thread."""
+        with self._locked() as handoffs:
+            handoffs.digested(digest, digests)
+
     @contextmanager
     def _locked(self) -> Iterator[Handoffs]:
         """The handoffs at the present time; what they put out is carried out."""
@@ -111,6 +121,8 @@ class PrefillRole:
             elif isinstance(instruction, Submit):
                 runs = merge_runs(list(instruction.pairs), links.block_bytes)
                 links.pump.submit(instruction, instruction.agent_name, runs)
+            elif isinstance(instruction, Digest):
+                links.digester.submit(instruction.blocks, partial(self._on_digests, instruction))
             elif isinstance(instruction, Connect):
                 links.pump.add_peer(instruction.metadata)
             elif isinstance(instruction, Disconnect):

@@ -49,7 +49,7 @@ class Cluster:
         self.news: dict[Peer, deque[Any]] = {self.balancer.me: deque()}
         self.orphans: list[Write] = []  # writes whose engine is dead, on their way all the same
         self.debris: list[tuple[Write, float]] = []  # rests of writes cut short, and until when
-        self.num_landed_late = 0
+        self.num_landed_late = self.num_corrupted = 0
         self._rng = rng
         self._limits = {
             Role.PREFILL: prefill_limits or limits(vocab_size=VOCAB_SIZE, max_queue=999),
@@ -119,6 +119,8 @@ class Cluster:
                 found.append(("end", me))
             elif node.awake:
                 found.append(("begin", me))
+            if node.digesting:
+                found.append(("digest", me))
             if isinstance(node, DecodeNode) and node.tear_downs:
                 found.append(("tear down", me))
         found += [("land" if w.left and not w.doomed else "finish", w) for w in self.writes()]
@@ -142,6 +144,8 @@ class Cluster:
             node = self.nodes[what]
             if kind == "begin":
                 node.begin(self.now)
+            elif kind == "digest":
+                node.digest()
             elif kind == "end":
                 node.end(self.now, self.balancer.truth)
             else:
@@ -220,6 +224,9 @@ class Cluster:
         source = self.nodes.get(write.source)
         if isinstance(source, PrefillNode) and write in source.writes:
             content = list(source.memory.pages[local])
+        if write.corrupt:
+            write.corrupt, content = False, [GARBAGE] * len(content)
+            self.num_corrupted += 1
         self._check_landing(target, write.submit.room, remote)
         target.memory.pages[remote] = content
 

@@ -17,19 +17,38 @@ import msgspec
 from bootstrap.errors import LocalMisuse
 from bootstrap.identity import Peer
 from bootstrap.messages import LegFailed, Message, TokenBatch
+from decode.inspection import DecodeRooms
 from kv_transfer.ledger import PageState
+from prefill.inspection import PrefillRooms
 from tests.support.joined import Choice, Cluster, Node
 from tests.support.joined_memory import GARBAGE
 from tests.support.joined_nodes import Write
 
 MAX_WAITS = 12  # of one second each; more than any repeat needs
-_SKIPPED = {"_story", "_rng", "_hasher", "hasher", "_limits", "limits", "info", "num_landed_late"}
+_SKIPPED = {
+    "_story",
+    "_rng",
+    "_hasher",
+    "hasher",
+    "_limits",
+    "limits",
+    "info",
+    "num_landed_late",
+    "num_corrupted",
+    "_inspection",
+    "_checks",
+    "_num_resent",
+}
 _CONSTANTS = (int, float, str, bytes, bool, type(None), Enum, msgspec.Struct, type, Random)
+_VIEWS = (PrefillRooms, DecodeRooms)  # frozen, but of what changes
 _CONTAINERS = (dict, list, deque, set)
 
 
 class SmallCluster(Cluster):
-    """A cluster whose fault is not spent yet. Faults are named by what they do and to whom."""
+    """A cluster whose fault is not spent yet. Faults are named by what they do and to whom.
+
+    `corrupt-write` may be followed by the name of another fault that is possible after it.
+    """
 
     def __init__(self, faults: tuple[str, ...], **options: Any) -> None:
         super().__init__(Random(0), max_attempts=1, **options)
@@ -120,13 +139,16 @@ class SmallCluster(Cluster):
             return self.balancer.requests[int(args[0])].outcome is None
         if kind == "lose-message":
             return bool(self.links.get((self._called(args[0]).me, self._called(args[1]).me)))
-        return kind != "fail-write" or bool(self.writes())
+        return kind not in ("fail-write", "corrupt-write") or bool(self.writes())
 
     def _spend(self, fault: str) -> None:
         self.faults = ()
         kind, *args = fault.split()
         if kind == "cancel":
             self.balancer.cancel(self.balancer.requests[int(args[0])])
+        elif kind == "corrupt-write":
+            self.writes()[0].corrupt = True
+            self.faults = (" ".join(args),) if args else ()
         elif kind == "fail-write":
             self.finish(self.writes()[0], "link down")
         elif kind == "lose-message":
@@ -150,7 +172,9 @@ class SmallCluster(Cluster):
     def settle(self) -> None:
         """Leave out what makes no difference: idle rounds, messages to the dead, old free pages."""
         for node in self.nodes.values():
-            while node.inbox:
+            while node.inbox or node.digesting:
+                if node.digesting:
+                    node.digest()
                 node.handle(self.now)
         super().settle()
         for (_, target), link in self.links.items():
@@ -230,7 +254,7 @@ def clone(value: Any, memo: dict[int, Any]) -> Any:
         new.update(value)
     else:
         for name in _fields(value):
-            setattr(new, name, clone(getattr(value, name), memo))
+            object.__setattr__(new, name, clone(getattr(value, name), memo))
     return new
 
 
@@ -252,7 +276,8 @@ def fingerprint(value: Any) -> int:
 @cache
 def _is_constant(kind: type) -> bool:
     params = getattr(kind, "__dataclass_params__", None)
-    return issubclass(kind, _CONSTANTS) or (params is not None and params.frozen)
+    is_value = params is not None and params.frozen and kind not in _VIEWS
+    return issubclass(kind, _CONSTANTS) or is_value
 
 
 @cache

@@ -19,6 +19,7 @@ class Storm:
     crash: float = 0.0
     fall_silent: float = 0.0
     fail_write: float = 0.0
+    corrupt_write: float = 0.0
     fail_step: float = 0.0
     lose_message: float = 0.0  # between engines
     pass_time: float = 0.02
@@ -77,6 +78,8 @@ def _strike(cluster: Cluster, rng: Random, storm: Storm) -> None:
     if rng.random() < storm.fail_write and writes:
         cluster.finish(rng.choice(writes), "link down")
         cluster.settle()
+    if rng.random() < storm.corrupt_write and cluster.writes():
+        rng.choice(cluster.writes()).corrupt = True
     stepping = [node for node in cluster.nodes.values() if node.plan is not None]
     if rng.random() < storm.fail_step and stepping:
         rng.choice(stepping).fail_step(cluster.now)

@@ -4,11 +4,13 @@ The KV of a position is a digest of all tokens up to it, so what a page should h
 request and block, and one wrong number anywhere gives another token.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from bootstrap.sampling import FinishReason, SamplingParams
 from engine.core import SwapIn, SwapOut
 from engine.step import SampledToken, SequenceChunk
+from kv_transfer.digests import Blocks, block_digest
 
 VOCAB_SIZE = 97
 GARBAGE = -1
@@ -79,6 +81,13 @@ class Memory:
         if chunk.sample is None:
             return None
         return SampledToken(next_token(values, chunk.sample.params, chunk.sample.position), 0.0)
+
+    def digests(self, blocks: Blocks) -> bytes:
+        """Of the pages as they are now."""
+        return b"".join(
+            block_digest(array("q", self.pages[page]).tobytes(), blocks.room, blocks.epoch, index)
+            for index, page in enumerate(blocks.pages, blocks.first_block)
+        )
 
     def carry_out(self, swap: SwapOut | SwapIn) -> None:
         """Keep a copy of a room's pages, or bring it back."""

@@ -5,18 +5,28 @@ everything that threads, transports and networks leave open.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from bootstrap.identity import Peer, Role, WorkerRef
 from bootstrap.membership import WorkerInfo
-from bootstrap.messages import HandoffAccepted, Manifest, Message
+from bootstrap.messages import (
+    BlocksDamaged,
+    HandoffAccepted,
+    HandoffRecord,
+    Manifest,
+    Message,
+)
 from decode.core import DecodeCore
 from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown
+from decode.verifier import HandoffVerifier
 from engine.core import PeerJoined, PeerLeft, Post, Received, StepPlan
 from engine.limits import EngineLimits
+from kv_transfer.digests import Blocks
 from kv_transfer.ledger import PageLedger
 from prefill.core import PrefillCore
+from prefill.handoff import Digest
 from prefill.handoffs import (
     BlocksComputed,
     Connect,
@@ -42,6 +52,7 @@ class Write:
     submit: Submit
     left: deque[tuple[int, int]] = field(default_factory=deque)
     doomed: bool = False
+    corrupt: bool = False  # one page of it lands wrong, and it claims success
 
 
 class _Node:
@@ -58,6 +69,7 @@ class _Node:
         self.plan: StepPlan | None = None
         self.awake = True  # a round of the loop might do something
         self.posts: list[Post] = []
+        self.digesting: deque[tuple[Blocks, Callable[[bytes], None]]] = deque()
 
     core: PrefillCore | DecodeCore
     ledger: PageLedger
@@ -65,6 +77,11 @@ class _Node:
     def has_work(self) -> bool:
         """Whether a round could plan a step."""
         raise NotImplementedError
+
+    def digest(self) -> None:
+        """The digester ends its oldest job."""
+        blocks, on_digests = self.digesting.popleft()
+        on_digests(self.memory.digests(blocks))
 
     def put(self, event: object) -> None:
         """An event for the loop."""
@@ -124,7 +141,7 @@ class PrefillNode(_Node):
         super().__init__(me, limits)
         self.core: PrefillCore = PrefillCore(limits)
         self.ledger = self.core.ledger
-        self.handoffs = Handoffs()
+        self.handoffs = Handoffs(verify=limits.verify_handoff)
         self.writes: list[Write] = []
         self.connected: set[str] = set()
 
@@ -134,6 +151,8 @@ class PrefillNode(_Node):
             self.handoffs.manifest(sender, message)
         elif isinstance(message, HandoffAccepted):
             self.handoffs.accepted(sender, message)
+        elif isinstance(message, BlocksDamaged):
+            self.handoffs.damaged(sender, message)
         else:
             self.put(Received(sender, message))
         self._carry_out_handoffs()
@@ -178,6 +197,9 @@ class PrefillNode(_Node):
             elif isinstance(instruction, Submit):
                 doomed = instruction.agent_name not in self.connected
                 self.writes.append(Write(self.me, instruction, deque(instruction.pairs), doomed))
+            elif isinstance(instruction, Digest):
+                job = (instruction.blocks, partial(self._digested, instruction))
+                self.digesting.append(job)
             elif isinstance(instruction, Connect):
                 self.connected.add(instruction.metadata.agent_name)
             elif isinstance(instruction, Disconnect):
@@ -186,6 +208,10 @@ class PrefillNode(_Node):
                     write.doomed |= write.submit.agent_name == instruction.agent_name
             else:
                 self.put(instruction)
+
+    def _digested(self, digest: Digest, digests: bytes) -> None:
+        self.handoffs.digested(digest, digests)
+        self._carry_out_handoffs()
 
     def has_work(self) -> bool:
         load = self.core.load()
@@ -222,10 +248,17 @@ class DecodeNode(_Node):
         self.ledger = self.core.scheduler.ledger
         self.open_inbound: list[bytes] = []
         self.tear_downs: list[TearDown] = []
+        self.verifier = HandoffVerifier(self._submit_digests, self.put)
+
+    def _submit_digests(self, blocks: Blocks, on_digests: Callable[[bytes], None]) -> None:
+        self.digesting.append((blocks, on_digests))
 
     def receive(self, sender: Peer, message: Message) -> None:
-        """All messages are the loop's."""
-        self.put(Received(sender, message))
+        """All messages are the loop's; a record's bytes are looked at first."""
+        if isinstance(message, HandoffRecord):
+            self.verifier.check(sender, message)
+        else:
+            self.put(Received(sender, message))
 
     def joined(self, info: WorkerInfo) -> None:
         """A prefill engine is there."""
@@ -238,9 +271,11 @@ class DecodeNode(_Node):
 
     def carry_out(self, instruction: object) -> None:
         if isinstance(instruction, InboundOpened):
-            assert instruction.room not in self.open_inbound
-            self.open_inbound.append(instruction.room)
+            assert instruction.blocks.room not in self.open_inbound
+            self.open_inbound.append(instruction.blocks.room)
+            self.verifier.opened(instruction.blocks)
         elif isinstance(instruction, InboundClosed):
+            self.verifier.closed(instruction.room)
             self.open_inbound.remove(instruction.room)
         elif isinstance(instruction, DropSwap):
             self.memory.copies.pop(instruction.room, None)

@@ -167,6 +167,7 @@ def test_every_key_is_a_flag(launched: list[ClusterSettings]) -> None:
         "log_level": "debug",
         "device": "cpu",
         "prefix_caching": False,
+        "verify_handoff": False,
         "endpoint": False,
         "bootstrap_port": 7100,
         "max_request_bytes": 7000,

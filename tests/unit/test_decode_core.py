@@ -19,6 +19,7 @@ from bootstrap.sampling import FinishReason
 from decode.instructions import DropSwap, InboundClosed, InboundOpened
 from engine.core import PeerJoined, SwapOut
 from engine.step import NumericalFault, SampledToken
+from kv_transfer.digests import Blocks
 from tests.support.cores import (
     BALANCER,
     PREFILL,
@@ -49,7 +50,7 @@ def test_pages_are_given_only_after_the_prefill_engine_started() -> None:
     out = rig.step()
     pages = rig.core.scheduler.ledger.pages_of(R)
     assert sent(out, Manifest, PREFILL) == [Manifest(R, 1, 0, pages)]
-    assert of_type(out, InboundOpened) == [InboundOpened(R)]
+    assert of_type(out, InboundOpened) == [InboundOpened(Blocks(R, 1, 0, pages))]
     assert rig.pages == {"free": 14, "writing": 2}
     assert rig.step() == []
 

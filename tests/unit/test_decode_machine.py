@@ -61,7 +61,7 @@ class DecodeMachine(RuleBasedStateMachine):
     def take_out(self) -> None:
         for instruction in self.core.drain():
             if isinstance(instruction, InboundOpened):
-                self.inbound.add(instruction.room)
+                self.inbound.add(instruction.blocks.room)
             elif isinstance(instruction, InboundClosed):
                 self.inbound.remove(instruction.room)
             elif isinstance(instruction, DropSwap):

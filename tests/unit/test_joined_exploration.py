@@ -16,12 +16,27 @@ from tests.support.joined_memory import VOCAB_SIZE
 
 MAX_STATES = 40_000
 ENGINES_DIE = [(f"kill {who} {how}",) for who in ("p0", "d0") for how in ("", "lose", "silent")]
+DAMAGE_THEN = [
+    "cancel 0",
+    "fail-write",
+    "lose-message p0 d0",
+    "lose-message d0 p0",
+    "kill p0 lose",
+    "kill p0 silent",
+    "kill d0",
+]
 LINKS_FAIL = [("fail-write",), ("lose-message p0 d0",), ("lose-message d0 p0",)]
 
 
-def small(faults: tuple[str, ...], num_tokens: tuple[int, ...], max_tokens: int) -> SmallCluster:
+def small(
+    faults: tuple[str, ...],
+    num_tokens: tuple[int, ...],
+    max_tokens: int,
+    *,
+    verify: bool = True,
+) -> SmallCluster:
     """Pools of three blocks; prompts of `num_tokens` are dispatched, nothing has arrived yet."""
-    pool = limits(num_blocks=3, vocab_size=VOCAB_SIZE)
+    pool = limits(num_blocks=3, vocab_size=VOCAB_SIZE, verify_handoff=verify)
     cluster = SmallCluster(faults, prefill_limits=pool, decode_limits=pool)
     for who, news in cluster.news.items():
         while news:
@@ -74,6 +89,27 @@ def test_one_room_of_three_blocks_and_one_fault(faults: tuple[str, ...]) -> None
     assert ("finished",) in ends
     if faults[0].startswith("lose-message"):
         assert set(ends) == {("finished",)}, "a lost message is said again"
+
+
+@pytest.mark.parametrize("then", ["", *DAMAGE_THEN])
+def test_damaged_blocks_are_written_again_and_never_decoded(then: str) -> None:
+    ends, num_states = all_ends(small((f"corrupt-write {then}".strip(),), (9,), 3))
+    assert ("finished",) in ends
+    if not then or then.startswith("lose-message"):
+        assert set(ends) == {("finished",)}
+    assert num_states > 50
+
+
+def test_blocks_that_are_damaged_twice_fail_the_room_alone() -> None:
+    ends, _ = all_ends(small(("corrupt-write corrupt-write",), (5, 3), 2))
+    assert ("finished", "finished") in ends
+    assert ("handoff_rejected", "finished") in ends
+    assert ("handoff_rejected", "handoff_rejected") not in ends
+
+
+def test_the_search_finds_damaged_blocks_without_verification() -> None:
+    with pytest.raises(AssertionError, match="where .* should be"):
+        all_ends(small(("corrupt-write",), (9,), 3, verify=False))
 
 
 def test_the_search_finds_what_is_wrong_without_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def cluster_of(rng: Random, num_prefills: int, num_decodes: int, **options: obje
         rng,
         num_prefills=num_prefills,
         num_decodes=num_decodes,
-        prefill_limits=pools(6, prefix_caching=rng.random() < 0.7),
+        prefill_limits=pools(6, prefix_caching=rng.random() < 0.7, verify_handoff=True),
         decode_limits=pools(15, prefix_caching=rng.random() < 0.7, max_num_seqs=rng.randint(2, 6)),
         **options,
     )
@@ -106,6 +106,31 @@ def test_messages_between_engines_are_lost(seed: int) -> None:
     assert cluster.now < 100.0, "a lost message cost somebody the deadline"
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_writes_that_claim_success_land_damaged(seed: int) -> None:
+    rng = Random(seed)
+    cluster = cluster_of(rng, 2, 2, max_attempts=1000)
+    submit_many(cluster, rng, 16)
+    weather(cluster, rng, Storm(corrupt_write=0.1, slow_writes=0.5, lose_message=0.02))
+    assert outcomes(cluster) == {"finished": 16}
+    assert cluster.num_corrupted > 3
+    assert cluster.now < 100.0, "only a deadline ended a leg"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_taken_for_damaged_that_is_not(seed: int) -> None:
+    rng = Random(seed)
+    cluster = cluster_of(rng, 2, 2, max_attempts=1000)
+    nodes = list(cluster.nodes.values())
+    submit_many(cluster, rng, 24)
+    weather(cluster, rng, Storm(cancel=0.005, fail_write=0.02, lose_message=0.05))
+    counted = Counter()
+    for node in nodes:
+        counted.update(node.core.load().counters)
+    assert counted["blocks_verified"] > 20
+    assert counted["blocks_damaged"] == counted["blocks_resent"] == 0
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_writes_are_cut_short_and_the_news_of_it_is_lost(seed: int) -> None:
     rng = Random(seed)
@@ -127,6 +152,7 @@ def test_everything_at_once(seed: int) -> None:
         crash=0.005,
         fall_silent=0.005,
         fail_write=0.01,
+        corrupt_write=0.02,
         fail_step=0.01,
         lose_message=0.01,
         slow_writes=rng.random(),
@@ -199,6 +225,20 @@ def test_without_quarantine_and_landing_checks_clients_get_wrong_tokens(
 ) -> None:
     monkeypatch.setattr(PageLedger, "release", release_at_once)
     assert any("is wrong" in each for each in victims(check_landing=False))
+
+
+def test_without_verification_damaged_blocks_are_decoded_from() -> None:
+    found = 0
+    for seed in range(4):
+        rng = Random(seed)
+        limits_of_both = {"prefill_limits": pools(6), "decode_limits": pools(15)}
+        cluster = Cluster(rng, num_prefills=2, num_decodes=2, max_attempts=1000, **limits_of_both)
+        submit_many(cluster, rng, 16)
+        try:
+            weather(cluster, rng, Storm(corrupt_write=0.1))
+        except PageViolation:
+            found += 1
+    assert found == 4
 
 
 def test_with_quarantine_late_writes_do_land_and_harm_nobody() -> None:

@@ -48,6 +48,7 @@ EVENTS = {
     _E.COMPUTED: lambda sender: sender.computed(),
     _E.WRITTEN: lambda sender: sender.written(0, None),
     _E.ACCEPTED: lambda sender: sender.accepted(),
+    _E.DAMAGED: lambda sender: sender.damaged((1,)),
 }
 
 
@@ -147,7 +148,7 @@ def test_the_last_write_failing_stops_at_once_without_a_record() -> None:
         (_S.READY, [Stopped(0)]),
         (_S.STREAMING, []),
         (_S.FLUSHING, []),
-        (_S.COMMITTED, []),
+        (_S.COMMITTED, [Stopped(5)]),
         (_S.STOPPING, []),
         (_S.DONE, []),
         (_S.STOPPED, []),
@@ -162,6 +163,30 @@ def test_an_end_says_stopped_only_when_nothing_is_in_flight(
     before = sender.state
     assert sender.end() == []
     assert sender.state is before
+
+
+def test_damaged_blocks_are_written_again_before_the_second_record() -> None:
+    sender = in_state(_S.COMMITTED)
+    assert sender.damaged((0, 2)) == [StartWrite(1, ((10, 20), (12, 22)))]
+    assert sender.state is _S.FLUSHING
+    assert sender.written(1, None) == [Commit(5)]
+    sender.accepted()
+    assert sender.state is _S.DONE
+
+
+def test_a_room_that_ends_while_blocks_are_written_again_says_stopped_after_them() -> None:
+    sender = in_state(_S.COMMITTED)
+    sender.damaged((1,))
+    assert sender.end() == []
+    assert sender.written(1, "torn") == [Stopped(5, cut=True)]
+
+
+def test_only_blocks_that_were_written_can_be_damaged() -> None:
+    sender = Sender(PAGES)
+    sender.manifest(5, 1, REMOTE[1:])
+    sender.computed()
+    asked = ((1, 2), (1,), (0,), (3,))
+    assert [sender.was_written(blocks) for blocks in asked] == [True, True, False, False]
 
 
 def test_an_end_with_a_manifest_and_no_write_names_the_epoch() -> None:

@@ -31,17 +31,22 @@ class SenderMachine(RuleBasedStateMachine):
         self.in_flight: dict[int, tuple[int, ...]] = {}
         self.sent: list[int] = []
         self.final: list[Commit | Stopped] = []
+        self.asked: list[tuple[int, ...]] = []
 
     def carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, StartWrite):
-                assert not self.final
+                assert not self.final or self.asked
                 assert not self.failed
                 assert not self.ended
                 blocks = tuple(local - 100 for local, _ in instruction.pairs)
                 assert [remote - 200 for _, remote in instruction.pairs] == list(blocks)
                 assert max(blocks) < self.num_computed, "bytes that are not final"
-                self.sent += blocks
+                if self.asked:
+                    assert blocks == self.asked.pop()
+                    self.final.pop()
+                else:
+                    self.sent += blocks
                 self.in_flight[instruction.write] = blocks
             elif isinstance(instruction, WriteFailed):
                 self.failed = True
@@ -86,8 +91,18 @@ class SenderMachine(RuleBasedStateMachine):
     def accepted(self) -> None:
         self.sender.accepted()
 
+    @precondition(lambda self: self.sender.state is _S.COMMITTED and self.sent)
+    @rule(data=st.data())
+    def damaged(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.lists(st.sampled_from(self.sent), min_size=1, unique=True))
+        assert self.sender.was_written(blocks)
+        self.asked.append(tuple(blocks))
+        self.carry_out(self.sender.damaged(blocks))
+
     @rule()
     def end(self) -> None:
+        if self.sender.state is _S.COMMITTED:
+            self.final.clear()
         self.ended = True
         self.carry_out(self.sender.end())
 
