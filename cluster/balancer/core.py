@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bootstrap.identity import Peer, Role, WorkerRef
+from bootstrap.liveness import SILENCE_S, Liveness
 from bootstrap.membership import Member, WorkerLoad
 from bootstrap.messages import (
     AbortRoom,
@@ -15,6 +16,8 @@ from bootstrap.messages import (
     LegFailed,
     LegProgress,
     Message,
+    Ping,
+    Pong,
     RoomTokens,
     TokenBatch,
     WriterStopped,
@@ -78,6 +81,7 @@ class BalancerCore:
         self._mint_room = mint_room
         self.members = members
         self.strays = Strays()
+        self._liveness = Liveness()
         self.occupancy = Occupancy()
         self.admission = Admission(bounds)
         self._requests: dict[int, Request] = {}
@@ -156,6 +160,8 @@ class BalancerCore:
             self._leg_failed(sender, message, now)
         elif isinstance(message, LegProgress):
             self._progress(sender, message, now)
+        elif isinstance(message, Pong):
+            self._answered(sender.ref, now)
         elif not isinstance(message, WriterStopped):  # which only says that an abort arrived
             self.strays.count("kind")
         self._settle(now)
@@ -168,6 +174,7 @@ class BalancerCore:
     def left(self, ref: WorkerRef, detail: str, now: float, *, in_order: bool = False) -> None:
         """A worker's incarnation is gone; `in_order` when it said goodbye after its last word."""
         self.members.left(ref)
+        self._liveness.forget(ref)
         for room in list(self._rooms_of.get(ref, ())):
             key = self._rooms.get(room)
             if key is not None:
@@ -188,6 +195,7 @@ class BalancerCore:
         """Let time pass; a few times a second."""
         for key, request in list(self._requests.items()):
             self._carry_out(key, request, request.tick(now), now)
+        self._look_for_the_silent(now)
         self._freed = self.occupancy.pass_time(now) or self._freed
         self._settle(now)
 
@@ -202,6 +210,26 @@ class BalancerCore:
         if attempt is None or attempt.leg_of(sender.ref) is None:
             return None
         return key, request
+
+    def _look_for_the_silent(self, now: float) -> None:
+        attempts = [r.attempt for r in self._requests.values() if r.attempt is not None]
+        awaited = (leg.peer for attempt in attempts for leg in attempt.legs if not leg.over)
+        asks, lost = self._liveness.look(awaited, now)
+        self._out.extend(Post(peer, Ping()) for peer in asks)
+        self.members.cannot_reach(self._liveness.lost)
+        rooms = [(ref, room) for ref in lost for room in self._rooms_of.get(ref, ())]
+        for ref, room in rooms:
+            if room in self._rooms:
+                key, detail = self._rooms[room], f"no answer for {SILENCE_S:g} s"
+                request = self._requests[key]
+                self._carry_out(key, request, request.worker_lost(ref, detail, now), now)
+        if lost:
+            self._reconsider(now)
+
+    def _answered(self, ref: WorkerRef, now: float) -> None:
+        if self._liveness.answered(ref, now):
+            self.members.cannot_reach(self._liveness.lost)
+            self._reconsider(now)
 
     def _leg_failed(self, sender: Peer, message: LegFailed, now: float) -> None:
         found = self._find(sender, message.room)

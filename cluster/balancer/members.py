@@ -60,6 +60,7 @@ class Members:
     def __init__(self, tokenizer_digest: str | None = None) -> None:
         self._tokenizer_digest = tokenizer_digest
         self._members: dict[WorkerRef, Member] = {}
+        self._unreachable: frozenset[WorkerRef] = frozenset()
         self.pools: tuple[Pool, ...] = ()
         self.refusals: tuple[Refusal, ...] = ()
 
@@ -89,6 +90,12 @@ class Members:
             if known.load.state is not load.state:
                 self._derive()
 
+    def cannot_reach(self, refs: frozenset[WorkerRef]) -> None:
+        """These do not answer the balancer, members or not; all others do."""
+        if refs != self._unreachable:
+            self._unreachable = refs
+            self._derive()
+
     def pairs(self) -> list[Pair]:
         """Every pair that can serve."""
         return [Pair(p, d) for pool in self.pools for p in pool.prefills for d in pool.decodes]
@@ -109,7 +116,9 @@ class Members:
         return [
             member.info
             for member in self._members.values()
-            if member.info.role is role and member.load.state is WorkerState.READY
+            if member.info.role is role
+            and member.load.state is WorkerState.READY
+            and member.info.peer.ref not in self._unreachable
         ]
 
     def _derive(self) -> None:

@@ -16,6 +16,7 @@ from bootstrap.membership import (
     WorkerInfo,
     WorkerLoad,
 )
+from bootstrap.messages import Ping, Pong
 from bootstrap.registry import Registry, Send
 from bootstrap.session import DEFAULT_LEASE_S, Session
 from cluster.balancer.core import BalancerCore, News
@@ -165,6 +166,10 @@ class Worker(_Client):
             self.kill()
 
     def take(self, packet: Packet) -> None:
+        if isinstance(packet.message, Ping):
+            sender = packet.sender
+            self.network.send(self.me, sender.ref, sender.endpoint, Pong())
+            return
         self._tell_time()
         self.node.receive(packet.sender, packet.message)
 

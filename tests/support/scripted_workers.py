@@ -14,6 +14,8 @@ from bootstrap.messages import (
     FailureReason,
     LegFailed,
     Message,
+    Ping,
+    Pong,
     PrefillDispatch,
     RoomTokens,
     TokenBatch,
@@ -89,6 +91,8 @@ class ScriptedWorker:
         self.mailbox.stop()
 
     def _on_message(self, sender: Peer, message: Message) -> None:
+        if isinstance(message, Ping) and not self.mute:
+            self.mailbox.post(sender, Pong())
         with self._lock:
             if isinstance(message, AbortRoom):
                 self.aborts.setdefault(message.room, message.reason)

@@ -14,6 +14,8 @@ from bootstrap.messages import (
     DecodeDispatch,
     LegFailed,
     LegProgress,
+    Ping,
+    Pong,
     PrefillDispatch,
     RoomTokens,
     Stage,
@@ -285,6 +287,9 @@ class Cluster:
 
     def at_worker(self, peer: Peer, message) -> None:
         name = peer.ref.worker_id
+        if isinstance(message, Ping):
+            self.send(peer, Pong())
+            return
         if isinstance(message, AbortRoom):
             self.rooms.pop((name, message.room), None)
             return
