@@ -64,7 +64,7 @@ def _print(
     console.print(f"{facts['model']} at {base_url}: {state}")
     console.print(f"requests: {requests['running']} running, {requests['waiting']} waiting")
     console.print(workers_table(facts["members"], supervised))
-    for line in [*life_lines(supervised), *pair_lines(facts)]:
+    for line in [*balancer_lines(facts), *life_lines(supervised), *pair_lines(facts)]:
         console.print(Text(line))
 
 
@@ -102,6 +102,19 @@ def _cells(member: dict[str, Any]) -> tuple[str, ...]:
         f"{num_used}/{num_blocks}",
         f"{transfer['backend']} {transfer['transport']}",
     )
+
+
+def balancer_lines(facts: dict[str, Any]) -> list[str]:
+    """Every load balancer over these engines, where there is more than the one that was asked."""
+    others = [balancer for balancer in facts["balancers"] if not balancer["me"]]
+    if not others:
+        return []
+    return [
+        f"{balancer['worker']} at {balancer['url']}: {balancer['state']},"
+        f" {balancer['num_running']} running, {balancer['num_queued']} waiting"
+        + (" (asked)" if balancer["me"] else "")
+        for balancer in sorted(facts["balancers"], key=lambda balancer: balancer["worker"])
+    ]
 
 
 def life_lines(supervised: Sequence[SupervisedWorker]) -> list[str]:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bootstrap.membership import Member
+from bootstrap.membership import BalancerMember, Member
 from cluster.api.errors import RETRY_AFTER_S
 from cluster.balancer.dispatcher import Dispatcher
 
@@ -57,6 +57,7 @@ async def status(request: Request) -> dict[str, Any]:
         "reason": None if reason is None else reason.message,
         "model": dispatcher.settings.model_name,
         "members": [_member(member, dispatcher) for member in members],
+        "balancers": [_balancer(balancer, dispatcher) for balancer in dispatcher.balancers()],
         "num_pairs": len(pairs),
         "pairs": [
             {"prefill": str(prefill), "decode": str(decode)}
@@ -67,6 +68,23 @@ async def status(request: Request) -> dict[str, Any]:
             "running": dispatcher.core.num_requests,
             "waiting": dispatcher.core.num_waiting,
         },
+    }
+
+
+def _balancer(member: BalancerMember, dispatcher: Dispatcher) -> dict[str, Any]:
+    info, load = member.info, member.load
+    return {
+        "worker": info.peer.ref.worker_id,
+        "incarnation": info.peer.ref.incarnation,
+        "state": load.state.value,
+        "model": info.model,
+        "num_queued": load.num_queued,
+        "num_running": load.num_running,
+        "url": info.url,
+        "endpoint": info.peer.endpoint,
+        "host": info.host,
+        "pid": info.pid,
+        "me": info.peer == dispatcher.core.me,
     }
 
 

@@ -13,11 +13,11 @@ from functools import partial
 
 from bootstrap.client import BootstrapClient
 from bootstrap.commands import CommandAnswered
-from bootstrap.directory import DirectoryEvent, Joined, Left, LoadsChanged
-from bootstrap.identity import Peer, WorkerRef, new_incarnation, new_room
+from bootstrap.directory import BalancerJoined, DirectoryEvent, Fenced, Joined, Left, LoadsChanged
+from bootstrap.identity import Peer, new_room
 from bootstrap.inspection import LedgerReport
 from bootstrap.mailbox import Mailbox
-from bootstrap.membership import LeaveReason
+from bootstrap.membership import BalancerMember, LeaveReason, WorkerLoad, WorkerState
 from bootstrap.messages import FailureReason, Message
 from bootstrap.security import Security
 from cluster.balancer.asks import Ask, requests_for
@@ -44,6 +44,7 @@ from cluster.balancer.metrics import Metrics
 from cluster.balancer.policy import Pool
 from cluster.balancer.queue import QueueBounds
 from cluster.balancer.readiness import Readiness
+from cluster.balancer.registration import own_ref, registration
 from cluster.balancer.request import Request, RequestSpec, RetryRules
 from cluster.balancer.settings import BalancerSettings
 from cluster.balancer.stats import RequestStats
@@ -62,14 +63,15 @@ log = logging.getLogger(__name__)
 class Dispatcher:
     """Made and stopped on the event loop that it belongs to; the sockets live in between."""
 
-    def __init__(self, settings: BalancerSettings, tokenizer: Tokenizer) -> None:
-        """Open the sockets; raises ConfigError. Needs a running loop."""
+    def __init__(self, settings: BalancerSettings, tokenizer: Tokenizer, url: str) -> None:
+        """Open the sockets; raises ConfigError. Needs a running loop. Clients connect to `url`."""
         self.settings = settings
         self.text = Tokenization(tokenizer, settings.num_text_threads)
         self.metrics = Metrics(settings.model_name)
         self.readiness = Readiness()
         self.members_changed = asyncio.Event()  # set at each change, for whoever clears it
         self.stopping = False
+        self.fenced = asyncio.Event()  # set once the cluster counts this incarnation as ended
         self.paused = False
         self.early_aborts = EarlyAborts()
         self._rules = RetryRules(settings.max_attempts, settings.pair_wait_s, settings.silence_s)
@@ -83,12 +85,13 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         self._crossing: Crossing[tuple[Peer, Message] | DirectoryEvent]
         self._crossing = Crossing(loop, self._take)
-        me = WorkerRef("balancer", new_incarnation())
+        me = own_ref(settings.bind_host, url)
         self._mailbox = Mailbox(me, settings.bind_host, self._on_message, security)
         peer = self._mailbox.peer
         bounds = QueueBounds(settings.max_waiting_requests, settings.max_waiting_tokens)
         self.core = BalancerCore(peer, Members(tokenizer.digest), new_room, bounds)
-        self._client = BootstrapClient(settings.bootstrap, peer, security, self._crossing.put)
+        mine = registration(peer, settings.model_name, url, self._load)
+        self._client = BootstrapClient(settings.bootstrap, peer, security, self._crossing.put, mine)
         self.commands = Commands(self._mailbox.post)
         self.ledgers = LedgerAsks(self._mailbox.post)
         self._ticker: asyncio.Task[None] | None = None
@@ -192,6 +195,10 @@ class Dispatcher:
         self.stopping = True
         self.abandon(detail)
 
+    def balancers(self) -> tuple[BalancerMember, ...]:
+        """All load balancers that are members, this one included."""
+        return self._client.balancers()
+
     def peers(self) -> list[Peer]:
         """All engines that are members."""
         return [member.info.peer for member in self.core.members]
@@ -222,6 +229,13 @@ class Dispatcher:
                 raise GenerationFailed(Failure(FailureKind.UNAVAILABLE, reason.message))
             await asyncio.sleep(TICK_S)
         raise GenerationFailed(Failure(FailureKind.UNAVAILABLE, "the load balancer stops"))
+
+    def _load(self) -> WorkerLoad:
+        """On the client's thread."""
+        state = WorkerState.DRAINING if self.stopping else WorkerState.READY
+        num_waiting = self.core.num_waiting
+        num_running = max(0, self.core.num_requests - num_waiting)
+        return WorkerLoad(state, num_waiting, num_running)
 
     def _end(self, key: int, hit: bool) -> None:
         now = time.monotonic()
@@ -268,6 +282,12 @@ class Dispatcher:
             log.info("%s joined as %s", event.member.info.peer.ref, event.member.info.role.value)
             self.core.joined(event.member, now)
             self.ledgers.joined(event.member.info.peer.ref)
+        elif isinstance(event, BalancerJoined):
+            log.info("%s joined as balancer", event.member.info.peer.ref)
+        elif isinstance(event, Fenced):
+            log.error("the cluster counts this load balancer as ended: %s", event.reason.value)
+            self.close("the load balancer was replaced")
+            self.fenced.set()
         elif isinstance(event, Left):
             log.warning("%s left: %s", event.ref, event.reason.value)
             in_order = event.reason is LeaveReason.UNREGISTERED

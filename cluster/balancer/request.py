@@ -265,6 +265,8 @@ class Request:
             return self._again(reason, text, _PEER_ABORTED, now)
         if reason is FailureReason.DRAINING:
             return self._drained(ref, text, now)
+        if reason is FailureReason.BALANCER_LOST:  # it is we who were not heard
+            return self._broken(reason, text, {}, now)
         if reason is FailureReason.PEER_LOST:
             return self._broken(reason, text, dict.fromkeys(others, reason), now)
         return self._broken(reason, text, {ref: reason}, now)

@@ -14,7 +14,7 @@ from types import FrameType
 import uvicorn
 import uvloop
 
-from bootstrap.errors import ConfigError
+from bootstrap.errors import ConfigError, RemoteFault
 from cluster.api.access import Keys
 from cluster.api.app import create_app
 from cluster.api.broken_streams import no_fault
@@ -100,22 +100,32 @@ async def serve(
 ) -> None:
     """Serve on `listener` until a signal, or until `should_exit` of the server given to `on_server`."""
     keys = Keys.of(settings)
-    dispatcher = Dispatcher(settings, tokenizer)
+    address = "{}:{}".format(*listener.getsockname()[:2])
+    url = f"{'http' if settings.ssl_certfile is None else 'https'}://{address}"
+    dispatcher = Dispatcher(settings, tokenizer, url)
     try:
         dispatcher.start()
         server = BalancerServer(dispatcher, keys)
         on_server(server)
         prompt = await dispatcher.text.encode(PROBE_TEXT)
         probe = asyncio.create_task(probe_forever(dispatcher, prompt), name="balancer-probe")
-        address = "{}:{}".format(*listener.getsockname()[:2])
-        scheme = "http" if settings.ssl_certfile is None else "https"
-        log.info("serving %s at %s://%s", settings.model_name, scheme, address)
+        fenced = asyncio.create_task(_stop_when_fenced(dispatcher, server), name="balancer-fence")
+        log.info("serving %s at %s", settings.model_name, url)
         try:
             await server.serve([listener])
         finally:
             probe.cancel()
+            fenced.cancel()
     finally:
         await dispatcher.stop()
+    if dispatcher.fenced.is_set():
+        raise RemoteFault(f"another load balancer took the place of this one at {url}")
+
+
+async def _stop_when_fenced(dispatcher: Dispatcher, server: "BalancerServer") -> None:
+    """Engines take nothing from an incarnation that ended: a new one has to begin."""
+    await dispatcher.fenced.wait()
+    server.should_exit = True
 
 
 class BalancerServer(uvicorn.Server):

@@ -27,12 +27,24 @@ def member(role: str, worker: str) -> dict[str, Any]:
     }
 
 
+def balancer(port: int, *, me: bool) -> dict[str, Any]:
+    return {
+        "worker": f"balancer-127.0.0.1-{port}",
+        "url": f"http://127.0.0.1:{port}",
+        "state": "ready",
+        "num_queued": 1,
+        "num_running": 4,
+        "me": me,
+    }
+
+
 def facts(**changes: Any) -> dict[str, Any]:
     return {
         "ready": True,
         "reason": None,
         "model": "tiny",
         "members": [member("decode", "decode-0"), member("prefill", "prefill-0")],
+        "balancers": [balancer(8000, me=True)],
         "num_pairs": 1,
         "pairs": [{"prefill": "prefill-0@012345", "decode": "decode-0@012345"}],
         "refusals": [],
@@ -106,3 +118,16 @@ def test_no_balancer_is_a_remote_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(httpx, "get", refuse)
     with pytest.raises(RemoteFault, match="connection refused"):
         status(URL, as_json=False)
+
+
+def test_other_balancers_over_the_same_engines_are_named(
+    answer: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status(URL, as_json=False)
+    assert "balancer-127" not in capsys.readouterr().out
+    answer["balancers"] = [balancer(8001, me=False), balancer(8000, me=True)]
+    status(URL, as_json=False)
+    out = " ".join(capsys.readouterr().out.split())
+    one = "balancer-127.0.0.1-8000 at http://127.0.0.1:8000: ready, 4 running, 1 waiting (asked)"
+    two = "balancer-127.0.0.1-8001 at http://127.0.0.1:8001: ready, 4 running, 1 waiting"
+    assert f"{one} {two}" in out
