@@ -70,7 +70,7 @@ def _supervised(base_url: str) -> list[dict[str, Any]]:
 
 def _print(console: Console, parts: Iterator[RenderableType]) -> None:
     for part in parts:
-        console.print(part)
+        console.print(part, soft_wrap=isinstance(part, Text))  # a line stays one, for grep
 
 
 # --- the whole cluster -----------------------------------------------------------------------

@@ -44,6 +44,7 @@ async def ledger(request: Request) -> dict[str, Any]:
         engines=engines,
         requests=core.requests(),
         ended_rooms=dispatcher.stories.ended_rooms(),
+        balancers=dispatcher.attendance.balancers,
     )
     reason = dispatcher.unready_reason()
     own = [request_facts(r, now) for r in readings.requests[:MAX_LISTED]]
@@ -59,14 +60,16 @@ async def ledger(request: Request) -> dict[str, Any]:
             for r in core.members.refusals
         ],
         "engines": engines_facts(readings),
+        "balancers": sorted(str(ref) for ref in dispatcher.attendance.balancers),
         "departures": [
             {
                 "worker": str(gone.ref),
+                "role": "balancer" if gone.is_balancer else "engine",
                 "reason": gone.reason,
                 "dead": gone.dead,
                 "ago_s": round(now - gone.at, 3),
             }
-            for gone in dispatcher.ledgers.departures.values()
+            for gone in dispatcher.attendance.departures.values()
         ],
         "num_requests": core.num_requests,
         "num_waiting": core.num_waiting,

@@ -21,6 +21,7 @@ from bootstrap.membership import BalancerMember, LeaveReason, WorkerLoad, Worker
 from bootstrap.messages import FailureReason, Message
 from bootstrap.security import Security
 from cluster.balancer.asks import Ask, requests_for
+from cluster.balancer.attendance import Attendance
 from cluster.balancer.commands import Commands
 from cluster.balancer.core import BalancerCore, News, Post
 from cluster.balancer.crossing import Crossing
@@ -94,6 +95,7 @@ class Dispatcher:
         self._client = BootstrapClient(settings.bootstrap, peer, security, self._crossing.put, mine)
         self.commands = Commands(self._mailbox.post)
         self.ledgers = LedgerAsks(self._mailbox.post)
+        self.attendance = Attendance()
         self._ticker: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -281,9 +283,10 @@ class Dispatcher:
         if isinstance(event, Joined):
             log.info("%s joined as %s", event.member.info.peer.ref, event.member.info.role.value)
             self.core.joined(event.member, now)
-            self.ledgers.joined(event.member.info.peer.ref)
+            self.attendance.engine_joined(event.member.info.peer.ref)
         elif isinstance(event, BalancerJoined):
             log.info("%s joined as balancer", event.member.info.peer.ref)
+            self.attendance.balancer_joined(event.member.info.peer.ref)
         elif isinstance(event, Fenced):
             log.error("the cluster counts this load balancer as ended: %s", event.reason.value)
             self.close("the load balancer was replaced")
@@ -293,7 +296,8 @@ class Dispatcher:
             in_order = event.reason is LeaveReason.UNREGISTERED
             self.core.left(event.ref, event.reason.value, now, in_order=in_order)
             self.commands.left(event.ref)
-            self.ledgers.left(event, now)
+            self.ledgers.left(event.ref, event.reason.value)
+            self.attendance.left(event, now)
             if event.dead:
                 self._mailbox.forget(event.endpoint)
         self.readiness.keep_only(self.core.members.refs)

@@ -172,8 +172,8 @@ def waiting_requests(snapshot: Snapshot) -> Iterator[Finding]:
         yield Finding(
             "waiting",
             f"{snapshot['num_waiting']} requests wait for a pair, the longest {max(waiting):.1f} s",
-            "they get 503 when nobody takes them in time",
-            "see which pairs can serve: `pdserve status`",
+            "time to first token grows, and those whose time is over end with an error",
+            "if all pairs serve (`pdserve status`), there is more work than engines: add some",
             note=True,
         )
 

@@ -3,18 +3,15 @@
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from bootstrap.directory import Left
 from bootstrap.identity import Peer, WorkerRef
 from bootstrap.inspection import AskLedger, LedgerReport, RoomReport
 from bootstrap.messages import Message
 
 DEADLINE_S = 2.0  # an engine that answers later counts as one that does not
 MAX_ROOMS = 1 << 13  # rooms that are read of one engine
-MAX_DEPARTURES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +29,12 @@ class EngineLedger:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """A worker that left, and when by the balancer's clock."""
-
-    ref: WorkerRef
-    reason: str
-    dead: bool
-    at: float
-
-
 @dataclass(slots=True)
 class _Asked:
     peer: Peer
     room: bytes | None
-    began_at: float
+    deadline_s: float
+    began_at: float = field(default_factory=time.monotonic)
     reports: list[LedgerReport] = field(default_factory=list)
 
     @property
@@ -58,7 +46,6 @@ class LedgerAsks:
     """Every engine that was asked has one entry when `ask_all` returns, be it that it said nothing."""
 
     def __init__(self, post: Callable[[Peer, Message], None]) -> None:
-        self.departures: OrderedDict[WorkerRef, Departure] = OrderedDict()  # the latest last
         self._post = post
         self._waiting: dict[tuple[bytes, WorkerRef], asyncio.Future[LedgerReport | str]] = {}
 
@@ -66,25 +53,15 @@ class LedgerAsks:
         self, peers: Iterable[Peer], room: bytes | None = None, deadline_s: float = DEADLINE_S
     ) -> list[EngineLedger]:
         """The ledgers of `peers` in their order, or of one `room` in each of them."""
-        deadline_at = time.monotonic() + deadline_s
-        return await asyncio.gather(*(self._ask(peer, room, deadline_at) for peer in peers))
+        return await asyncio.gather(*(self._ask(_Asked(peer, room, deadline_s)) for peer in peers))
 
     def answered(self, sender: Peer, report: LedgerReport) -> None:
         """An engine's report; one that nobody waits for is dropped."""
         self._settle((report.command, sender.ref), report)
 
-    def joined(self, ref: WorkerRef) -> None:
-        """A worker is back."""
-        self.departures.pop(ref, None)
-
-    def left(self, event: Left, now: float) -> None:
-        """An engine is gone: it will answer nothing, and is remembered for a while."""
-        self.departures.pop(event.ref, None)
-        reason = event.reason.value
-        self.departures[event.ref] = Departure(event.ref, reason, event.dead, now)
-        while len(self.departures) > MAX_DEPARTURES:
-            self.departures.popitem(last=False)
-        for key in [key for key in self._waiting if key[1] == event.ref]:
+    def left(self, ref: WorkerRef, reason: str) -> None:
+        """An engine is gone: it will answer nothing."""
+        for key in [key for key in self._waiting if key[1] == ref]:
             self._settle(key, f"it left the cluster: {reason}")
 
     def _settle(self, key: tuple[bytes, WorkerRef], answer: LedgerReport | str) -> None:
@@ -92,12 +69,11 @@ class LedgerAsks:
         if future is not None and not future.done():
             future.set_result(answer)
 
-    async def _ask(self, peer: Peer, room: bytes | None, deadline_at: float) -> EngineLedger:
+    async def _ask(self, asked: _Asked) -> EngineLedger:
         """Page by page until the last one, a fault or the deadline."""
-        asked = _Asked(peer, room, time.monotonic())
         problem, complete = "", False
         while not problem and not complete:
-            answer = await self._page(asked, deadline_at)
+            answer = await self._page(asked)
             if isinstance(answer, str):
                 problem = answer
                 break
@@ -106,7 +82,7 @@ class LedgerAsks:
             if answer.more and len(asked.rooms) >= MAX_ROOMS:
                 break
         return EngineLedger(
-            peer=peer,
+            peer=asked.peer,
             took_s=time.monotonic() - asked.began_at,
             last=asked.reports[-1] if asked.reports else None,
             rooms=asked.rooms,
@@ -114,7 +90,7 @@ class LedgerAsks:
             problem=problem,
         )
 
-    async def _page(self, asked: _Asked, deadline_at: float) -> LedgerReport | str:
+    async def _page(self, asked: _Asked) -> LedgerReport | str:
         command = secrets.token_bytes(16)
         key = command, asked.peer.ref
         future: asyncio.Future[LedgerReport | str] = asyncio.get_running_loop().create_future()
@@ -122,8 +98,9 @@ class LedgerAsks:
         after = asked.rooms[-1].room if asked.rooms else b""
         try:
             self._post(asked.peer, AskLedger(command, after, asked.room))
-            return await asyncio.wait_for(future, max(0.0, deadline_at - time.monotonic()))
+            left_s = asked.began_at + asked.deadline_s - time.monotonic()
+            return await asyncio.wait_for(future, max(0.0, left_s))
         except asyncio.TimeoutError:
-            return f"no answer within {round(deadline_at - asked.began_at, 2):g} s"
+            return f"no answer within {asked.deadline_s:g} s"
         finally:
             self._waiting.pop(key, None)

@@ -4,7 +4,7 @@ Pure: readings go in, plain values come out. A room is told by its first 8 hex d
 all of it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ class Readings:
     engines: Sequence[EngineLedger]
     requests: Sequence[Request]
     ended_rooms: Mapping[bytes, Story]
+    balancers: Collection[WorkerRef]  # others that live
 
     @property
     def live_rooms(self) -> dict[bytes, Request]:
@@ -147,14 +148,14 @@ def _ledger_facts(ledger: EngineLedger) -> dict[str, Any]:
 
 
 def _claim(room: RoomReport, readings: Readings, live: Mapping[bytes, Request]) -> str:
-    """Who wants the room. None where the engine itself does not know whom it is for."""
+    """Who wants the room; `unknown` where the engine itself does not know whom it is for."""
     if room.room in live:
         return HERE
     if room.room in readings.ended_rooms:
         return ENDED_HERE
     if room.balancer is None:
         return "unknown"
-    return NOBODY if room.balancer == readings.me.ref else f"balancer {room.balancer}"
+    return f"balancer {room.balancer}" if room.balancer in readings.balancers else NOBODY
 
 
 # --- where they contradict each other --------------------------------------------------------
@@ -194,7 +195,7 @@ def _unclaimed(readings: Readings) -> Iterator[dict[str, Any]]:
                 since_s = readings.now - story.ended_at
             is_wanted = claim not in (NOBODY, ENDED_HERE) or room.state in _AFTER_END
             if not is_wanted and since_s > GRACE_S:
-                text = f"{room.state} for {claim}"
+                text = f"{room.state} for {claim} (dispatched by {room.balancer})"
                 yield _problem("unclaimed", ledger.peer.ref, room.room, room.request_id, text)
 
 

@@ -19,13 +19,15 @@ def verdict(
     if live["room"] is None:
         broke = [step["what"] for step in story["steps"] if step["what"].startswith("the attempt")]
         why = f"; {broke[-1]}" if broke else ""
-        return f"no pair takes it; it has waited {live['waiting_s']:.1f} s{why}"
+        return f"waits in the balancer for a pair that can take it, {live['waiting_s']:.1f} s so far{why}"
     return "; ".join(_leg(leg) for leg in legs if _concerns(live["state"], leg))
 
 
 def _concerns(state: str, leg: Mapping[str, Any]) -> bool:
-    """Whether the request waits for that leg: once it decodes, prefill is done with it."""
-    return leg["role"] == "decode" if state == "decoding" else True
+    """Whether the request waits for that leg: prefill is done once it gave its token and its pages."""
+    if leg["role"] == "decode" or state == "prefilling":
+        return True
+    return state == "handing off" and (leg["room"] is not None or not leg["answered"])
 
 
 def _leg(leg: Mapping[str, Any]) -> str:

@@ -78,18 +78,24 @@ def lives(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def departures(snapshot: Snapshot) -> Iterator[Finding]:
-    """Engines that left without a goodbye and have no successor."""
+    """Engines and balancers that left without a goodbye and have no successor."""
     present = {engine["worker"] for engine in snapshot["engines"]}
+    present |= {ref.partition("@")[0] for ref in (snapshot["balancer"], *snapshot["balancers"])}
     for gone in snapshot["departures"]:
         name = gone["worker"].partition("@")[0]
         said_goodbye = gone["reason"] in ("unregistered", "replaced")
         if name in present or said_goodbye or gone["ago_s"] > DEPARTURE_S:
             continue
-        kept = "" if gone["dead"] else "; pages that it may write stay in quarantine"
+        if gone["role"] == "balancer":
+            why = "its clients lost their streams, and engines end its rooms"
+        elif gone["dead"]:
+            why = "its requests went to others, which have more to do"
+        else:
+            why = "its requests went to others, and pages that it may write stay in quarantine"
         yield Finding(
             "departure",
             f"{gone['worker']} left {gone['ago_s']:.0f} s ago ({gone['reason']}) and is not back",
-            f"its requests went to others, which have more to do{kept}",
+            why,
             "see its log, or whether its process is stopped or its host cut off",
         )
 

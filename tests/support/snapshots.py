@@ -65,7 +65,12 @@ def a_request(number: int, started_at: float = NOW - 20.0) -> Request:
 
 def readings(*engines: EngineLedger, requests: tuple[Request, ...] = (), **fields: Any) -> Readings:
     """Of P and D, in that order, unless other `members` are given."""
-    values: dict[str, Any] = {"members": (P, D), "ended_rooms": {}, **fields}
+    values: dict[str, Any] = {
+        "members": (P, D),
+        "ended_rooms": {},
+        "balancers": (),
+        **fields,
+    }
     return Readings(me=ME, now=NOW, engines=engines, requests=requests, **values)
 
 
@@ -87,6 +92,7 @@ def snapshot_of(seen: Readings, **fields: Any) -> dict[str, Any]:
         "num_pairs": 1,
         "refusals": [],
         "engines": engines_facts(seen),
+        "balancers": [],
         "departures": [],
         "num_requests": len(seen.requests),
         "num_waiting": 0,

@@ -164,14 +164,24 @@ def test_two_workers_at_one_address() -> None:
         ({"worker": "d@999999"}, False),  # a successor is there
         ({"reason": "unregistered"}, False),
         ({"ago_s": 601.0}, False),
+        ({"worker": "lb2@999999", "role": "balancer"}, True),
+        ({"worker": "lb@999999", "role": "balancer"}, False),  # this one is its successor
     ],
 )
 def test_an_engine_that_left_and_is_not_back(departure: dict[str, Any], found: bool) -> None:
-    gone = {"worker": "d9@999999", "reason": "evicted", "dead": True, "ago_s": 5.0, **departure}
+    gone = {
+        "worker": "d9@999999",
+        "reason": "evicted",
+        "dead": True,
+        "ago_s": 5.0,
+        "role": "engine",
+    }
+    gone.update(departure)
     said = findings(running(departures=[gone]))
     assert [finding.kind for finding in said] == ["departure"] * found
     if found:
         assert ("quarantine" in said[0].why) is not gone["dead"]
+        assert ("clients" in said[0].why) is (gone["role"] == "balancer")
 
 
 def test_a_leg_whose_engine_answers_and_reports_nothing() -> None:

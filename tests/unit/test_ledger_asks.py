@@ -5,13 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from bootstrap.directory import Left
 from bootstrap.identity import Peer, WorkerRef
 from bootstrap.inspection import AskLedger, LedgerReport, RoomReport
-from bootstrap.membership import LeaveReason
 from bootstrap.messages import Message
 from cluster.balancer import inspection
-from cluster.balancer.inspection import MAX_DEPARTURES, EngineLedger, LedgerAsks
+from cluster.balancer.inspection import EngineLedger, LedgerAsks
 
 P, D = (Peer(WorkerRef(name, "0" * 16), f"tcp://127.0.0.1:{n}") for n, name in enumerate("pd", 1))
 Answer = Callable[[Peer, AskLedger], LedgerReport | None]
@@ -101,7 +99,7 @@ def test_an_engine_that_leaves_is_not_waited_for() -> None:
         asks = LedgerAsks(lambda peer, message: posted.set())
         asking = asyncio.create_task(asks.ask_all([P]))
         await posted.wait()
-        asks.left(Left(P, LeaveReason.EVICTED), 3.0)
+        asks.left(P.ref, "evicted")
         return await asyncio.wait_for(asking, 1.0)
 
     (p,) = asyncio.run(run())
@@ -111,18 +109,3 @@ def test_an_engine_that_leaves_is_not_waited_for() -> None:
 def test_answers_that_nobody_waits_for_are_dropped() -> None:
     asks = LedgerAsks(lambda peer, message: None)
     asks.answered(P, LedgerReport(bytes(16), 1, {"free": 1}, 0))
-
-
-def test_departures_are_kept_until_the_worker_is_back_and_not_without_end() -> None:
-    asks = LedgerAsks(lambda peer, message: None)
-    asks.left(Left(P, LeaveReason.LEASE_EXPIRED), 1.0)
-    asks.left(Left(P, LeaveReason.EVICTED), 2.0)
-    (gone,) = asks.departures.values()
-    assert (gone.reason, gone.dead, gone.at) == ("evicted", True, 2.0)
-    asks.joined(P.ref)
-    assert not asks.departures
-    for number in range(MAX_DEPARTURES + 3):
-        peer = Peer(WorkerRef("p", f"{number:016x}"), P.endpoint)
-        asks.left(Left(peer, LeaveReason.EVICTED), float(number))
-    assert next(gone.at for gone in asks.departures.values()) == 3.0
-    assert len(asks.departures) == MAX_DEPARTURES

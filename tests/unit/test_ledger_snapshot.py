@@ -49,9 +49,15 @@ def test_a_room_that_all_know_is_no_problem() -> None:
 
 
 def test_a_room_of_another_balancer_is_its_own_concern() -> None:
-    seen = readings(*both(balancer=OTHER))
+    seen = readings(*both(balancer=OTHER), balancers=(OTHER,))
     assert problems(seen) == []
     assert claims(seen) == [f"balancer {OTHER}"] * 2
+
+
+def test_rooms_of_a_balancer_that_is_gone_are_unclaimed() -> None:
+    seen = readings(*both(balancer=OTHER))
+    assert kinds(seen) == [("unclaimed", "p"), ("unclaimed", "d")]
+    assert problems(seen)[0]["text"] == f"sending for nobody (dispatched by {OTHER})"
 
 
 def test_rooms_that_this_balancer_does_not_know_are_unclaimed() -> None:
@@ -95,13 +101,13 @@ def test_an_engine_that_did_not_tell_all_its_rooms_has_lost_none() -> None:
 
 def test_a_decode_leg_needs_prefill_no_more_once_it_runs() -> None:
     decode = ledger(D, held(1, "running", peer=P_REF, balancer=OTHER))
-    assert problems(readings(ledger(P), decode)) == []
+    assert problems(readings(ledger(P), decode, balancers=(OTHER,))) == []
 
 
 def test_a_leg_whose_peer_is_an_earlier_life_is_named() -> None:
     earlier = WorkerRef("d", "9" * 16)
     prefill = ledger(P, held(1, "sending", peer=earlier, balancer=OTHER))
-    (problem,) = problems(readings(prefill, ledger(D)))
+    (problem,) = problems(readings(prefill, ledger(D), balancers=(OTHER,)))
     assert problem["kind"] == "single_leg"
     assert problem["text"] == f"sending, and its peer {earlier} is no member"
 

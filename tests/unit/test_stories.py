@@ -165,5 +165,6 @@ def test_a_request_without_a_pair_says_what_broke_last() -> None:
     facts = stories.find("r1")[0].facts(20.0)
     waiting = Request(spec("r1"), RetryRules(), 60.0, 17.0)
     assert verdict(facts, request_facts(waiting, 20.0), []) == (
-        "no pair takes it; it has waited 3.0 s; the attempt broke after 0 tokens: d is gone"
+        "waits in the balancer for a pair that can take it, 3.0 s so far;"
+        " the attempt broke after 0 tokens: d is gone"
     )
