@@ -49,11 +49,11 @@ class Admission:
         wait_s = math.ceil(self._wait_s(tenant) or 0.0)
         return max(MIN_RETRY_AFTER_S, min(MAX_RETRY_AFTER_S, wait_s))
 
-    def add(self, key: int, spec: RequestSpec) -> None:
+    def add(self, key: int, spec: RequestSpec, *, is_large: bool = False) -> None:
         """A new request waits."""
         num_prompt = len(spec.prompt_token_ids)
         cost = num_prompt + self._expected.of(spec.sampling.max_tokens)
-        self.queue.add(Waiting(key, spec.tenant, num_prompt, cost))
+        self.queue.add(Waiting(key, spec.tenant, num_prompt, cost, is_large))
 
     def end(self, key: int, request: Request) -> None:
         """The request has its outcome. A repeat is a no-op."""

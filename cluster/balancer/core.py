@@ -37,7 +37,7 @@ from cluster.balancer.instructions import (
 )
 from cluster.balancer.members import Members
 from cluster.balancer.occupancy import Occupancy
-from cluster.balancer.placing import PlacingRound
+from cluster.balancer.placing import PlacingRound, is_large
 from cluster.balancer.policy import NoPair, Pair
 from cluster.balancer.queue import QueueBounds
 from cluster.balancer.request import GONE, Request, RequestSpec
@@ -116,7 +116,8 @@ class BalancerCore:
     def submit(self, key: int, request: Request, now: float) -> None:
         """Take on a request under a new `key`; whether to was asked of `refusal`."""
         self._requests[key] = request
-        self.admission.add(key, request.spec)
+        prompt_is_large = is_large(request.size.num_prompt, self.members.pools)
+        self.admission.add(key, request.spec, is_large=prompt_is_large)
         self._freed = True
         self._settle(now)
         self._ask_why(key, now)
@@ -287,7 +288,7 @@ class BalancerCore:
         if self._freed and self.num_waiting:
             placing = self._new_round()
             queue = self.admission.queue
-            queue.serve(lambda key: self._place(key, placing, now), placing.may_go_on)
+            queue.serve(lambda key: self._place(key, placing, now), placing.is_open)
         self._freed = False
         self.admission.measure(now, can_serve=bool(self.members.pools))
 

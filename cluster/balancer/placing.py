@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from bootstrap.identity import WorkerRef
 from bootstrap.messages import FailureReason
-from cluster.balancer.occupancy import Occupancy, step_tokens
+from cluster.balancer.occupancy import UNKNOWN_STEP_TOKENS, Occupancy, step_tokens
 from cluster.balancer.policy import NoPair, Pair, Pool, Size, select_pair
 
 
@@ -22,19 +22,25 @@ class PlacingRound:
     def __init__(self, pools: Sequence[Pool], occupancy: Occupancy) -> None:
         self._pools = pools
         self._occupancy = occupancy
-        self._prefills = [info for pool in pools for info in pool.prefills]
-        self._steps = sorted({step_tokens(info) for info in self._prefills})
-        self._failed: dict[tuple[int, bool], list[Size]] = {}
+        self._steps = _steps(pools)
+        self._failed: dict[int, list[Size]] = {}
 
-    def may_go_on(self) -> bool:
-        """Whether any prefill worker takes anything."""
+    def is_open(self, is_large: bool) -> bool:
+        """Whether some pair takes a prompt over the smallest step, or one within it."""
         takes = self._occupancy.takes_prompt
-        return any(takes(i, 0) or takes(i, step_tokens(i) + 1) for i in self._prefills)
+        differ = len(self._steps) > 1
+        return any(
+            any(
+                takes(info, step_tokens(info) + 1 if is_large else 0) or (differ and takes(info, 0))
+                for info in pool.prefills
+            )
+            and any(self._occupancy.takes_sequence(info) for info in pool.decodes)
+            for pool in self._pools
+        )
 
     def find(self, size: Size, blamed: Mapping[WorkerRef, FailureReason]) -> Pair | NoPair | None:
         """A pair, why there is none, or None when a smaller request did not find one either."""
-        kind = bisect_left(self._steps, size.num_prompt), size.num_output == 1
-        failed = self._failed.setdefault(kind, [])
+        failed = self._failed.setdefault(bisect_left(self._steps, size.num_prompt), [])
         if not blamed and any(_within(smaller, size) for smaller in failed):
             return None
         outstanding = self._occupancy.outstanding
@@ -42,6 +48,15 @@ class PlacingRound:
         if isinstance(found, NoPair) and not blamed:
             failed[:] = [size, *(other for other in failed if not _within(size, other))]
         return found
+
+
+def is_large(num_prompt: int, pools: Sequence[Pool]) -> bool:
+    """Whether some prefill worker needs more than one step for such a prompt."""
+    return num_prompt > min(_steps(pools), default=UNKNOWN_STEP_TOKENS)
+
+
+def _steps(pools: Sequence[Pool]) -> list[int]:
+    return sorted({step_tokens(info) for pool in pools for info in pool.prefills})
 
 
 def _within(smaller: Size, size: Size) -> bool:

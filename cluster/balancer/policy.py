@@ -126,9 +126,7 @@ class _Chooser:
         decodes = [
             i
             for i in pool.decodes
-            if self._may(i)
-            and size.fits_decode(i)
-            and (size.num_output == 1 or saturation.takes_sequence(i))
+            if self._may(i) and size.fits_decode(i) and saturation.takes_sequence(i)
         ]
         if not prefills or not decodes:
             return None

@@ -113,10 +113,6 @@ def test_who_has_enough_to_do_is_told_apart_from_absence():
     assert select_pair(ALL, {ref(P2): 9}, SMALL, {}, Full(P1)) == Pair(P2, D1)
 
 
-def test_one_token_needs_no_place_among_sequences():
-    assert select_pair([pool(P1, D1)], {}, Size(10, 1), {}, Full(D1)) == Pair(P1, D1)
-
-
 @given(st.dictionaries(st.sampled_from([P1, P2, D1, D2]), st.integers(0, 5)))
 def test_nobody_in_the_pool_is_less_loaded(load):
     outstanding = {ref(info): tokens for info, tokens in load.items()}
