@@ -110,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_status(commands)
     _add_doctor(commands)
+    _add_top(commands)
     _add_down(commands)
     _add_chat(commands)
     _add_bench(commands)
@@ -179,6 +180,13 @@ def _add_status(commands: Any) -> None:
     parser.add_argument(
         "--json", action="store_true", dest="as_json", help="the same facts for programs"
     )
+
+
+def _add_top(commands: Any) -> None:
+    parser = _add(commands, "top", _top, "watch a cluster: engines, pages, requests")
+    parser.epilog = "with an admin key file, PDSERVE_API_KEY must hold an administrator's key"
+    parser.add_argument("--url", help=f"the endpoint (default: the running `up`, or {DEFAULT_URL})")
+    parser.add_argument("--once", action="store_true", help="print it once and exit")
 
 
 def _add_doctor(commands: Any) -> None:
@@ -260,6 +268,12 @@ def _status(arguments: dict[str, Any]) -> int:
     from cluster.status import status
 
     return status(**arguments)
+
+
+def _top(arguments: dict[str, Any]) -> int:
+    from cluster.top import top
+
+    return top(**arguments)
 
 
 def _doctor(arguments: dict[str, Any]) -> int:

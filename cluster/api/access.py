@@ -18,6 +18,7 @@ from cluster.balancer.settings import BalancerSettings
 ADMIN_PREFIX = "/admin/"
 DEBUG_PREFIX = "/debug/"
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+OPEN_PREFIX = "/dashboard"  # a page without facts: those come from `/debug/`
 
 _BEARER = "bearer "
 _NOT_LOCAL = (
@@ -51,7 +52,7 @@ class Keys:
 
     def refusal(self, path: str, given: str | None) -> ApiError | None:
         """Why a request for `path` with the key `given` is refused, or None when it is not."""
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
             return None
         if path.startswith(ADMIN_PREFIX):
             return self._admin_refusal(path, given)

@@ -13,6 +13,7 @@ from cluster.api import (
     admin,
     chat,
     completions,
+    dashboard,
     debug,
     models,
     operations,
@@ -23,6 +24,7 @@ from cluster.api import (
 from cluster.api.access import Access, Keys
 from cluster.api.bodies import Bodies
 from cluster.api.errors import ApiError, api_error, invalid_body
+from cluster.api.gate import Gate, tenant_of
 from cluster.api.openapi import ERROR_RESPONSES, describe
 from cluster.api.request_ids import RequestIds
 from cluster.api.responses import route as responses
@@ -45,6 +47,7 @@ def create_app(dispatcher: Dispatcher, keys: Keys) -> FastAPI:
     app.state.dispatcher = dispatcher
     app.state.administration = Administration(dispatcher)
     app.state.streams = ResumableStreams()
+    app.state.watchers = set()
     app.state.started_at = int(time.time())
     for module in (
         chat,
@@ -57,6 +60,7 @@ def create_app(dispatcher: Dispatcher, keys: Keys) -> FastAPI:
         server_info,
         admin,
         debug,
+        dashboard,
     ):
         app.include_router(module.router)
     describe(app)
@@ -71,7 +75,13 @@ def create_app(dispatcher: Dispatcher, keys: Keys) -> FastAPI:
 
 def _add_middleware(app: FastAPI, settings: BalancerSettings, keys: Keys) -> None:
     """The last one added is the first to see a request."""
-    app.add_middleware(Bodies, max_bytes=settings.max_request_bytes)
+    admission = dispatcher.core.admission
+    app.add_middleware(
+        Bodies,
+        max_bytes=settings.max_request_bytes,
+        retry_after_s=lambda scope: admission.retry_after_s(tenant_of(scope)),
+    )
+    app.add_middleware(Gate, dispatcher=dispatcher)
     app.add_middleware(Access, keys=keys)
     if settings.origins:
         app.add_middleware(

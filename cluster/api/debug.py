@@ -20,6 +20,7 @@ from cluster.balancer.snapshot import (
     request_facts,
     room_facts,
 )
+from cluster.balancer.spans import Span, spans_of
 from cluster.balancer.stories import MAX_ENDED, Story
 from cluster.balancer.verdict import verdict
 
@@ -100,7 +101,25 @@ async def _told(dispatcher: Dispatcher, story: Story) -> dict[str, Any]:
     live = None if story.outcome else _live(dispatcher, story)
     state = None if live is None else request_facts(live, now)
     facts = story.facts(now)
-    return {**facts, "now": state, "legs": legs, "verdict": verdict(facts, state, legs)}
+    spans = [_span(span, story) for span in spans_of(story, dispatcher.settings.model_name, now)]
+    return {
+        **facts,
+        "spans": spans,
+        "now": state,
+        "legs": legs,
+        "verdict": verdict(facts, state, legs),
+    }
+
+
+def _span(span: Span, story: Story) -> dict[str, Any]:
+    return {
+        "name": span.name,
+        "parent": span.parent,
+        "from_s": round(span.started_at - story.arrived_at, 6),
+        "to_s": round(span.ended_at - story.arrived_at, 6),
+        "attributes": span.attributes,
+        "error": span.error or None,
+    }
 
 
 def _live(dispatcher: Dispatcher, story: Story) -> BalancerRequest | None:

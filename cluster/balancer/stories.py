@@ -147,9 +147,12 @@ class Stories:
 
     def find(self, name: str) -> list[Story]:
         """All stories of a client's or an answer's id, the latest first."""
+        return [story for story in self.latest() if story.named(name)]
+
+    def latest(self) -> list[Story]:
+        """All that are here, the latest to come first."""
         everyone = [*self._ended.values(), *self._live.values()]
-        found = [story for story in everyone if story.named(name)]
-        return sorted(found, key=lambda story: story.arrived_at, reverse=True)
+        return sorted(everyone, key=lambda story: story.arrived_at, reverse=True)
 
     def ended_rooms(self) -> dict[bytes, Story]:
         """The rooms of requests that ended lately."""

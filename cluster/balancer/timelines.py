@@ -7,6 +7,7 @@ from bootstrap.identity import Role
 from bootstrap.sampling import FinishReason
 from cluster.balancer.instructions import Measured
 from cluster.balancer.metrics import Metrics
+from cluster.balancer.pulse import Pulse
 from cluster.balancer.request import RequestSpec
 from cluster.balancer.stats import RequestStats
 
@@ -28,7 +29,8 @@ class Timelines:
     Keeps the statistics that it was given at `began` up to date.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, pulse: Pulse) -> None:
+        self._pulse = pulse
         self._metrics = metrics
         self._timelines: dict[int, _Timeline] = {}
 
@@ -48,10 +50,13 @@ class Timelines:
             return
         stats = timeline.stats
         self._metrics.generated_tokens.inc(num_tokens)
+        self._pulse.tokens(num_tokens, now)
         if stats.last_token_at is None:
             self._metrics.first_token.observe(now - stats.arrived_at)
+            self._pulse.first_token(now - stats.arrived_at, now)
         else:
             gap_s = (now - stats.last_token_at) / num_tokens
+            self._pulse.gap(gap_s, now)
             for _ in range(num_tokens):
                 self._metrics.inter_token.observe(gap_s)
         handed_off = stats.second_token_at is not None
