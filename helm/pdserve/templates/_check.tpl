@@ -18,6 +18,21 @@
 {{- if and .Values.head.extraRayArgs (eq .Values.ray.mode "kuberay") }}
 {{- fail "head.extraRayArgs: with ray.mode=kuberay the operator writes Ray's command" }}
 {{- end }}
+{{- $owned := list "model" "served_model_name" "prefill" "decode" "host" "port" "ray_address" "secret_file" "endpoint" "bootstrap_port" "start_timeout_s" }}
+{{- range $key := keys .Values.settings | sortAlpha }}
+{{- if has $key $owned }}{{ fail (printf "settings.%s: the chart sets it" $key) }}{{ end }}
+{{- end }}
+{{- $owned = list "host" "port" "bootstrap" "model_dir" "model_name" "bind_host" "secret_file" "shutdown_grace_s" "api_key_file" "admin_key_file" "ssl_certfile" "ssl_keyfile" }}
+{{- range $key := keys .Values.balancer.settings | sortAlpha }}
+{{- if has $key $owned }}{{ fail (printf "balancer.settings.%s: the chart sets it" $key) }}{{ end }}
+{{- end }}
+{{- range $role := list "head" "prefill" "decode" "balancer" }}
+{{- range $key := keys (index $.Values $role).podLabels | sortAlpha }}
+{{- if has $key (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component") }}
+{{- fail (printf "%s.podLabels: %s is what the chart selects pods by" $role $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- with .Values.balancer.hpa }}
 {{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) }}
 {{- fail (printf "balancer.hpa.minReplicas=%v: at most balancer.hpa.maxReplicas=%v" .minReplicas .maxReplicas) }}

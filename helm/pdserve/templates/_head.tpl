@@ -60,8 +60,8 @@ command: [pdserve, up]
 {{- end }}
 args:
   - --config=/etc/pdserve/config/up.yaml
-  - --model={{ include "pdserve.modelDir" $root }}
-  - --served-model-name={{ include "pdserve.modelName" $root }}
+  - {{ include "pdserve.flag" (list "--model" (include "pdserve.modelDir" $root)) }}
+  - {{ include "pdserve.flag" (list "--served-model-name" (include "pdserve.modelName" $root)) }}
   - --prefill={{ $root.Values.prefill.maxReplicas }}
   - --decode={{ $root.Values.decode.maxReplicas }}
   - --ray-address=auto

@@ -61,7 +61,7 @@ persistentVolumeClaim:
     - {{ .Values.model.source | quote }}
     - {{ include "pdserve.modelDir" . | quote }}
     {{- with .Values.model.revision }}
-    - --revision={{ . }}
+    - {{ include "pdserve.flag" (list "--revision" .) }}
     {{- end }}
   env:
     {{- include "pdserve.commonEnv" . | nindent 4 }}

@@ -5,7 +5,7 @@
 {{- end }}
 
 {{/*
-The prefix of every name, at most 40 characters: with `-balancer` and the suffixes that controllers
+The prefix of every name, at most 37 characters: with `-balancer` and the suffixes that controllers
 add, names and the labels made of them stay below 63. A cut name ends with a digest of the whole one,
 so that two long releases never share it.
 */}}
@@ -14,8 +14,8 @@ so that two long releases never share it.
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
 {{- if .Values.fullnameOverride }}{{ $full = .Values.fullnameOverride }}{{ end -}}
 {{- $full = $full | replace "." "-" -}}
-{{- if gt (len $full) 40 -}}
-{{- printf "%s-%s" ($full | trunc 31 | trimSuffix "-") ($full | sha256sum | trunc 8) -}}
+{{- if gt (len $full) 37 -}}
+{{- printf "%s-%s" ($full | trunc 28 | trimSuffix "-") ($full | sha256sum | trunc 8) -}}
 {{- else -}}
 {{- $full -}}
 {{- end -}}

@@ -8,6 +8,20 @@
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{- end }}
 
+{{/* Text that the kubelet leaves as it is: it would replace $(NAME) in commands and environments. */}}
+{{- define "pdserve.literal" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) -}}
+{{- int64 . -}}
+{{- else -}}
+{{- . | toString | replace "$(" "$$(" -}}
+{{- end -}}
+{{- end }}
+
+{{/* One item of `args`. (list "--name" value) */}}
+{{- define "pdserve.flag" -}}
+{{- printf "%s=%s" (index . 0) (include "pdserve.literal" (index . 1)) | toJson -}}
+{{- end }}
+
 {{/* Everything of a pod's spec before its containers. (dict "root" "role" "values" "graceSeconds") */}}
 {{- define "pdserve.podHead" -}}
 serviceAccountName: {{ include "pdserve.serviceAccountName" .root }}
