@@ -23,10 +23,12 @@ from bootstrap.messages import (
     WriterStopped,
 )
 from bootstrap.recent_rooms import RecentRooms
+from decode.dispatch import refusal_of
 from decode.handoff import Accepted, HandoffChecks, Rejected
 from decode.inbound import Inbound
 from decode.inspection import DecodeRooms
 from decode.instructions import DropSwap, HandoffVerified, InboundClosed, TearDown, TornDown
+from decode.output import room_tokens
 from decode.partners import Partners
 from decode.request import STAGES, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
@@ -147,7 +149,7 @@ class DecodeCore:
     @property
     def idle(self) -> bool:
         """Whether no room is here and no writer may still write for one that ended."""
-        return not self._rooms and not self.quarantine.rooms()
+        return not self._rooms and self.inbound.idle
 
     def shut_down(self, now: float) -> None:
         """Refuse new rooms and fail those that are here."""
@@ -232,11 +234,7 @@ class DecodeCore:
             return FailureReason.BALANCER_LOST, f"balancer {dispatch.reply_to.ref} is gone"
         if self._partners.is_gone(dispatch.prefill.ref):  # it left while the dispatch came
             return FailureReason.PEER_LOST, f"prefill engine {dispatch.prefill.ref} is gone"
-        num_left = dispatch.sampling.max_tokens - dispatch.output_offset
-        if num_left < 2:
-            return FailureReason.BAD_REQUEST, f"{num_left} tokens left: nothing to decode"
-        prompt, offset = dispatch.prompt_token_ids, dispatch.output_offset
-        return self._limits.refusal(prompt, offset, num_left)
+        return refusal_of(dispatch, self._limits)
 
     def _prefill_started(self, sender: Peer, message: PrefillStarted, now: float) -> None:
         request = self._rooms.get(message.room)
@@ -331,20 +329,16 @@ class DecodeCore:
         self, request: DecodeRequest, token: SampledToken, now: float
     ) -> RoomTokens | None:
         """What the balancer gets; None for a token that cannot be."""
-        sampling, position = request.dispatch.sampling, request.next_position
         if token.token_id >= self._limits.vocab_size:
             detail = f"token id {token.token_id} beyond vocabulary {self._limits.vocab_size}"
             self._fail(request, FailureReason.NUMERICAL, detail, now)
             return None
+        position = request.next_position
         self.scheduler.append(request, token.token_id)
-        request.max_gap_s = max(request.max_gap_s, now - request.token_at)
-        request.token_at = now
-        finish, stats = token.finish_at(sampling, position), None
-        if finish is not None:
-            stats = request.stats(now)
+        tokens = room_tokens(request, token, position, now)
+        if tokens.finish is not None:
             self._end(request, now)
-        logprobs = token.logprobs(sampling)
-        return RoomTokens(request.room, position, (token.token_id,), finish, stats, logprobs)
+        return tokens
 
     def _fail(self, request: DecodeRequest, reason: FailureReason, detail: str, now: float) -> None:
         needs_prefill = request.state in _NEEDS_PREFILL

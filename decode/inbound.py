@@ -5,7 +5,7 @@ It knows which writer a room waits for and when its pages are free; the core kno
 
 from bootstrap.identity import Peer
 from bootstrap.messages import HandoffRecord, Manifest, WriterStopped
-from decode.instructions import InboundClosed, InboundOpened, TornDown
+from decode.instructions import GiveUp, InboundClosed, InboundOpened, TornDown
 from decode.quarantine import Quarantine
 from decode.request import DecodeRequest
 from engine.core import Post
@@ -19,6 +19,12 @@ class Inbound:
     def __init__(self, ledger: PageLedger) -> None:
         self.quarantine = Quarantine()
         self._ledger = ledger
+        self._gave_up = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be waited for; an engine that gave up waits for no writer."""
+        return self._gave_up or not self.quarantine.rooms()
 
     def open(self, request: DecodeRequest) -> list[object]:
         """The admitted request's pages go into a manifest."""
@@ -71,7 +77,15 @@ class Inbound:
         freed = [
             each for room in self.quarantine.due(now) for each in self._free(WriterStopped(room))
         ]
-        return [*freed, *self.quarantine.requests(now)]
+        return [*freed, *self.quarantine.requests(now), *self._hopeless(now)]
+
+    def _hopeless(self, now: float) -> list[object]:
+        """No transport lets a target cut off a live writer: what it may still write ends with us."""
+        writer = self.quarantine.hopeless(now)
+        if writer is None or self._gave_up:
+            return []
+        self._gave_up = True
+        return [GiveUp(f"{writer} was asked to stop writing and gives no sign of life")]
 
     def _free(self, stopped: WriterStopped) -> list[object]:
         room = stopped.room

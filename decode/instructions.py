@@ -44,6 +44,13 @@ class TornDown:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUp:
+    """This engine's life has to end, once its rooms have; a new one has new memory."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class HandoffVerified:
     """Event: a record whose digests were compared with what landed; `bad_blocks` differ."""
 

@@ -3,7 +3,8 @@
 A quarantine ends at once when the writer says that all its writes completed. It ends after `SETTLE_S`
 when a write was cut short or the writer's process is known to be dead: bytes of it may still be on their
 way, and the transport is kept moving meanwhile so that they arrive while the pages are nobody's. Until
-then the writer is asked again and again to stop. A writer that is only silent ends no quarantine.
+then the writer is asked again and again to stop. A writer that is only silent ends no quarantine: after
+`QUARANTINE_LIMIT_S` nothing but the end of this process, and of its memory with it, makes the pages safe.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from engine.core import Post
 
 ASK_AGAIN_S = 1.0
 SETTLE_S = 2.0
+QUARANTINE_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,13 @@ class Quarantine:
                 entry.num_asked += 1
                 posts.append(Post(entry.writer, AbortRoom(room, FailureReason.PEER_ABORTED)))
         return posts
+
+    def hopeless(self, now: float) -> WorkerRef | None:
+        """A writer that gave no sign within the limit, if there is one."""
+        for entry in self._rooms.values():
+            if entry.free_at is None and now - entry.since >= QUARANTINE_LIMIT_S:
+                return entry.writer.ref
+        return None
 
     def rooms(self) -> set[bytes]:
         """Rooms in quarantine."""

@@ -6,7 +6,7 @@ from bootstrap.identity import Peer, Role, WorkerRef
 from bootstrap.membership import WorkerInfo
 from bootstrap.messages import HandoffRecord, Message
 from decode.core import DecodeCore
-from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown, TornDown
+from decode.instructions import DropSwap, GiveUp, InboundClosed, InboundOpened, TearDown, TornDown
 from decode.verifier import HandoffVerifier
 from engine.core import CompileGrammar, PeerJoined, PeerLeft, Post, Received
 from engine.host import EngineHost, Links
@@ -42,6 +42,8 @@ class DecodeRole:
             links.drop_swap(instruction.room)
         elif isinstance(instruction, CompileGrammar):
             links.compile_grammar(instruction)
+        elif isinstance(instruction, GiveUp):
+            links.give_up(instruction.detail)
         elif isinstance(instruction, TearDown):
             torn_down = TornDown(instruction.ref)
             links.pump.remove_peer(instruction.agent_name, lambda: links.put(torn_down))

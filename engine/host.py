@@ -38,6 +38,7 @@ from kv_transfer.digests import Digester
 from kv_transfer.pump import TransferPump
 
 _WATCH_INTERVAL_S = 1.0
+LAST_ROOMS_S = 30.0  # for the rooms of an engine that gives up; streams go on at others
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Links:
     compile_grammar: Callable[[CompileGrammar], None]
     block_bytes: int
     digester: Digester
+    give_up: Callable[[str], None]  # end this life, once its rooms have
 
 
 class EngineRole(Protocol):
@@ -221,6 +223,7 @@ class EngineHost:
             compile_grammar=lambda instruction: self._compile_grammar(parts, instruction),
             block_bytes=parts.layout.block_bytes,
             digester=self._digester,
+            give_up=self._give_up,
         )
         self._info = WorkerInfo(
             peer=self.peer,
@@ -268,6 +271,12 @@ class EngineHost:
             self._crash = error
         finally:
             self._ended.set()
+
+    def _give_up(self, detail: str) -> None:
+        """Leave with an error: whoever watches over engines then starts a new one in new memory."""
+        logger.error("%s gives up: %s", self.ref, detail)
+        self._crash = RemoteFault(f"{self.ref} gave up: {detail}")
+        self._loop.drain(LAST_ROOMS_S)
 
     def _on_message(self, sender: Peer, message: Message) -> None:
         """On the mailbox's thread."""

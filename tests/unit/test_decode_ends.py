@@ -10,8 +10,8 @@ from bootstrap.messages import (
     PrefillStarted,
     WriterStopped,
 )
-from decode.instructions import DropSwap, InboundClosed, TearDown, TornDown
-from decode.quarantine import ASK_AGAIN_S, SETTLE_S
+from decode.instructions import DropSwap, GiveUp, InboundClosed, TearDown, TornDown
+from decode.quarantine import ASK_AGAIN_S, QUARANTINE_LIMIT_S, SETTLE_S
 from engine.balancers import WATCH_S
 from engine.core import PeerJoined, PeerLeft
 from tests.support.cores import (
@@ -350,3 +350,24 @@ def test_a_prefill_engine_that_fell_silent_may_come_back() -> None:
     rig.event(PeerLeft(PREFILL.ref, False))
     rig.event(PeerJoined(PREFILL_INFO))
     assert len(rig.admit(1).pages) == 2
+
+
+def test_an_engine_gives_up_its_life_when_a_writer_gives_no_sign() -> None:
+    rig = quarantined()
+    rig.run(2)
+    assert of_type(rig.tick(QUARANTINE_LIMIT_S - 0.1), GiveUp) == []
+    (order,) = of_type(rig.tick(QUARANTINE_LIMIT_S), GiveUp)
+    assert str(PREFILL.ref) in order.detail
+    assert of_type(rig.tick(QUARANTINE_LIMIT_S + 9.0), GiveUp) == []
+    assert rig.pages == {"free": 12, "quarantined": 2, "in_use": 2}, "its pages are never reused"
+    assert not rig.core.idle, "room 2 goes on"
+    rig.receive(AbortRoom(room(2), _F.CANCELLED), BALANCER)
+    assert rig.core.idle
+
+
+def test_a_quarantine_that_settles_is_no_reason_to_give_up() -> None:
+    rig = quarantined()
+    rig.tick(QUARANTINE_LIMIT_S - 0.1)
+    rig.receive(WriterStopped(R, 1, cut=True))
+    assert of_type(rig.tick(QUARANTINE_LIMIT_S + SETTLE_S), GiveUp) == []
+    assert rig.core.idle
