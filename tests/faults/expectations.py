@@ -16,19 +16,19 @@ from tests.faults.results import Outcome
 _MESSAGES = """
                 delay  drop  repeat  reorder  truncate  corrupt
 register        .SS    .SS   .SS     .SS      .SS       .SS
-dispatch-p      .S.    .R.   .SS     .O.      .R.       .R.
-dispatch-d      .S.    .R.   .SS     .O.      .R.       .R.
+dispatch-p      .S.    .R.   .SS     .S.      .R.       .R.
+dispatch-d      .S.    .R.   .SS     .S.      .R.       .R.
 admit           .SS    .SS   .SS     .SS      .SS       .SS
 manifest        .SS    .SS   .SS     .SS      .SS       .SS
-write-0         .S.    .X.   .S.     .S.      .X.       .X.
-write-1         .S.    .X.   .S.     .S.      .X.       .X.
-write-2         .S.    .X.   .S.     ...      .X.       .X.
+write-0         .S.    .S.   .S.     .S.      .S.       .S.
+write-1         .S.    .S.   .S.     .S.      .S.       .S.
+write-2         .S.    .S.   .S.     ...      .S.       .S.
 first-token     RRS    SRS   SSS     SOS      SRS       SRS
 commit          SS.    SS.   SSS     SS.      SS.       SS.
 accept          SS.    SS.   SSS     SS.      SS.       SS.
 token-batch     SSS    RRR   SSS     SSS      RRR       RRR
 finish          SSS    RRS   SSS     SSS      RRS       RRS
-release         SSS    RSS   SSS     OSS      RSS       RSS
+release         SSS    RSS   SSS     SSS      RSS       RSS
 heartbeat       .SS    .SS   .SS     .SS      .SS       .SS
 cancel-p        CC.    CC.   CCC     CC.      CC.       CC.
 cancel-d        CC.    CC.   CCC     CC.      CC.       CC.

@@ -248,4 +248,3 @@ def _packets_around(
         before = None
     after = mine[place + 1] if place + 1 < len(mine) else None
     return {Position.BEFORE: before, Position.DURING: own[0].number, Position.AFTER: after}
-

@@ -6,9 +6,17 @@ service; the service has the real registry; the balancer has the real core, memb
 
 from collections.abc import Callable, Mapping, Sequence
 
-from bootstrap.directory import DirectoryEvent, Fenced, Joined, Left, LoadsChanged
+from bootstrap.directory import (
+    BalancerJoined,
+    DirectoryEvent,
+    Fenced,
+    Joined,
+    Left,
+    LoadsChanged,
+)
 from bootstrap.identity import Peer, Role, WorkerRef
 from bootstrap.membership import (
+    BalancerInfo,
     Heartbeat,
     Register,
     Subscribe,
@@ -23,6 +31,7 @@ from cluster.balancer.core import BalancerCore, News
 from cluster.balancer.core import Post as BalancerPost
 from cluster.balancer.members import Members
 from decode.instructions import TornDown
+from engine.core import BalancerIsMember
 from engine.limits import EngineLimits
 from tests.faults.clock import Clock, Process
 from tests.faults.network import Network, Packet
@@ -81,7 +90,9 @@ class Service(Process):
 class _Client(Process):
     """A process with a session: it beats when a beat is due."""
 
-    def __init__(self, clock: Clock, network: Network, me: Peer, info: WorkerInfo | None) -> None:
+    def __init__(
+        self, clock: Clock, network: Network, me: Peer, info: WorkerInfo | BalancerInfo
+    ) -> None:
         super().__init__(clock)
         self.me = me
         self.network = network
@@ -159,6 +170,8 @@ class Worker(_Client):
         self._tell_time()
         if isinstance(event, Joined):
             self.node.joined(event.member.info)
+        elif isinstance(event, BalancerJoined):
+            self.node.put(BalancerIsMember(event.member.info.peer.ref))
         elif isinstance(event, Left):
             self.node.left(event.ref, event.dead)
         elif isinstance(event, Fenced):
@@ -186,6 +199,8 @@ class Worker(_Client):
             orders, node.tear_downs = node.tear_downs, []
             for order in orders:
                 node.put(TornDown(order.ref))
+        while node.digesting:
+            node.digest()
         self._emit()
         if node.inbox and node.plan is None and self.alive:
             self._round()
@@ -235,7 +250,7 @@ class BalancerProcess(_Client):
         mint_room: Callable[[], bytes],
         on_news: Callable[[News], None],
     ) -> None:
-        super().__init__(clock, network, me, None)
+        super().__init__(clock, network, me, BalancerInfo(me, "tiny", "http://lb:8000"))
         self.core = BalancerCore(me, Members(), mint_room)
         self.on_left: Callable[[Left], None] = lambda left: None
         self._on_news = on_news
@@ -272,4 +287,3 @@ class BalancerProcess(_Client):
 def make_node(me: Peer, role: Role, limits: EngineLimits) -> PrefillNode | DecodeNode:
     """An engine's inside."""
     return PrefillNode(me, limits) if role is Role.PREFILL else DecodeNode(me, limits)
-

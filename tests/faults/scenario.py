@@ -77,8 +77,7 @@ class Scenario:
         def ready() -> bool:
             clients = [balancer, *world.workers()]
             return all(
-                c.session.ready and len(c.session.directory.members) == num_members
-                for c in clients
+                c.session.ready and len(c.session.directory.members) == num_members for c in clients
             )
 
         assert clock.run(BOOT_S, ready), "the cluster does not come up"

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.faults.cells import Cell, Fault, Layout, Position, Step, all_cells
+from tests.faults.cells import MESSAGE_FAULTS, Cell, Fault, Layout, Position, Step, all_cells
 from tests.faults.expectations import is_meant
 from tests.faults.matrix import judge, run_matrix, why_meaningless
 from tests.faults.results import CellResult
@@ -24,6 +24,8 @@ def story(results: list[CellResult]) -> str:
 @pytest.mark.parametrize("step", Step, ids=lambda step: step.value)
 def test_every_fault_at_this_step_has_its_one_outcome(step: Step, layout: Layout) -> None:
     cells = [cell for cell in all_cells() if cell.step is step and cell.layout is layout]
+    if layout is Layout.TWO_PAIRS:  # a lost message is one wherever another pair stands
+        cells = [cell for cell in cells if cell.fault not in MESSAGE_FAULTS]
     results = list(run_matrix(cells, SEED))
     assert len(results) > 30
     assert all(result.ok for result in results), story(results)

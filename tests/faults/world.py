@@ -92,7 +92,7 @@ class World:
         """A new incarnation, at `address` or at one of its own."""
         me = self._peer(worker_id, address or f"{worker_id}-{self._num_lives}")
         pool = limits(
-            num_blocks=16, vocab_size=VOCAB_SIZE, max_num_batched_tokens=4, prefix_caching=True
+            num_blocks=16, vocab_size=VOCAB_SIZE, max_num_batched_tokens=4, verify_handoff=True
         )
         node = make_node(me, role, pool)
         worker = Worker(self.clock, self.network, me, node, self._truth, self.transport.look)
@@ -181,7 +181,6 @@ class World:
         elif isinstance(what, Deliver):
             self._delivered(news.key, client, what)
         elif isinstance(what, Fail):
-            self.noticed_at.append(now)
             client.end(what.failure.kind.value, now, what.failure.detail)
         elif isinstance(what, Retry):
             self.noticed_at.append(now)
