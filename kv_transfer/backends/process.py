@@ -81,7 +81,7 @@ def unpack_blob(metadata: TransferMetadata, backend: str) -> PeerBlob:
         )
     try:
         return msgspec.msgpack.decode(metadata.blob, type=PeerBlob)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise TransferError(f"peer {metadata.agent_name}: unreadable metadata: {error}") from error
 
 
