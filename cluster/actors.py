@@ -8,9 +8,11 @@ what a worker does; nothing heavy is imported until `run`, so an actor exists at
 import importlib
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any, Protocol
 
 from bootstrap.errors import ConfigError
@@ -35,8 +37,12 @@ class Hosted(Protocol):
         """Get ready to serve; blocks."""
         ...
 
-    def wait(self) -> None:
-        """Block until `stop`; raises what broke the worker, if something did."""
+    def wait(self) -> str:
+        """Block until the end and tell what it came to; raises what broke the worker."""
+        ...
+
+    def drain(self, deadline_s: float) -> None:
+        """Make `wait` return once all work is done, or `deadline_s` from now. Idempotent."""
         ...
 
     def stop(self) -> None:
@@ -49,7 +55,8 @@ class WorkerSpec:
     """One desired worker; small enough to be an actor's constructor argument.
 
     `hosted` is `package.module:Class`, built with `settings`, a dataclass; when its `bind_host` is
-    NODE_ADDRESS the actor puts its own node's address there.
+    NODE_ADDRESS the actor puts its own node's address there. `drain_s` is what a worker that is told
+    to end by a signal has for its work.
     """
 
     worker_id: str
@@ -57,6 +64,13 @@ class WorkerSpec:
     hosted: str
     settings: Any
     log_level: str = "info"
+    drain_s: float = 0.0
+
+
+def spec_like(model: WorkerSpec, worker_id: str) -> WorkerSpec:
+    """Another worker of the same kind."""
+    settings = replace(model.settings, worker_id=worker_id)
+    return replace(model, worker_id=worker_id, settings=settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +84,10 @@ class Report:
 
 
 class WorkerActor:
-    """Hosts one life of one worker. `run` is called once; the other methods at any time, beside it."""
+    """Hosts one life of one worker. `run` is called once; the other methods at any time, beside it.
+
+    SIGTERM drains the worker, a second one stops it.
+    """
 
     def __init__(self, spec: WorkerSpec) -> None:
         # Read when the numeric libraries load, which is in `run`; Ray sets it to 1.
@@ -81,22 +98,35 @@ class WorkerActor:
         self._worker: Hosted | None = None
         self._lock = threading.Lock()  # guards the worker against a stop that comes during a start
         self._stopped = False
+        self._drained = False
+        if threading.current_thread() is threading.main_thread():  # as it is in Ray's processes
+            signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def run(self) -> None:
-        """Live: returns after `stop`, raises when the worker failed to start or broke."""
+    def run(self) -> str:
+        """Live: returns what the end came to, raises when the worker failed to start or broke."""
         worker = self._build()
         if worker is None:
-            return
+            return "stopped before it began"
         try:
             worker.start(self._on_stage)
             self._report = replace(self._report, serving=True)
-            worker.wait()
+            return worker.wait()
         finally:
             worker.stop()
 
     def report(self) -> Report:
         """Where this life stands; an answer is also the sign that the process is not stuck."""
         return self._report
+
+    def drain(self, deadline_s: float) -> None:
+        """Let a worker that serves do its work, for so long at most; end one that does not. Idempotent."""
+        worker = self._worker
+        if worker is None or not self._report.serving:
+            self.stop()
+        elif not self._drained:
+            self._drained = True
+            self._on_stage("draining")
+            worker.drain(deadline_s)
 
     def stop(self) -> None:
         """End the worker; `run` returns."""
@@ -124,6 +154,12 @@ class WorkerActor:
 
             return replace(settings, bind_host=ray.util.get_node_ip_address())
         return settings
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        if self._drained:
+            self.stop()
+        else:
+            self.drain(self._spec.drain_s)
 
     def _on_stage(self, stage: str) -> None:
         log.info("%s", stage)

@@ -40,9 +40,14 @@ class BootstrapHost:
         if on_stage is not None:
             on_stage(f"serving on {self._service.endpoint}")
 
-    def wait(self) -> None:
+    def wait(self) -> str:
         """Block until `stop`."""
         self._stopped.wait()
+        return "stopped"
+
+    def drain(self, deadline_s: float) -> None:
+        """What it knows is soft: there is nothing to finish."""
+        self.stop()
 
     def stop(self) -> None:
         """Close the socket. Idempotent."""

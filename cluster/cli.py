@@ -8,11 +8,12 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
+from functools import partial
 from typing import Any, NoReturn
 
 from bootstrap.errors import ConfigError, PdserveError
 from bootstrap.identity import Role
-from cluster import logs
+from cluster import logs, operating
 from cluster.balancer.settings import LOG_LEVELS, BalancerSettings
 from cluster.bench import settings as bench_settings
 from cluster.endpoint import DEFAULT_URL
@@ -33,6 +34,7 @@ examples:
   pdserve doctor                              what is wrong, why it matters, what to do
   pdserve chat --system "Answer briefly."     talk to the model
   pdserve bench --rate 2 --html report.html    a load test
+  pdserve restart                             replace the engines one by one, losing no request
   pdserve down                                end the running `up`
 
 `status` and `chat` show the API key of the environment variable PDSERVE_API_KEY, and trust the
@@ -112,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_top(commands)
     _add_down(commands)
+    operating.add_commands(partial(_add, commands), _number)
     _add_chat(commands)
     _add_bench(commands)
     _add_fetch(commands)

@@ -8,6 +8,14 @@ import ray
 _MAX_CHARS = 600
 
 
+def last_words(run: Any) -> str | None:
+    """What a finished life that ended in order said; None of one that broke."""
+    try:
+        return str(ray.get(run))
+    except ray.exceptions.RayError:
+        return None
+
+
 def why(run: Any) -> str:
     """What a finished life died of; `run` is the ObjectRef of all of it."""
     try:

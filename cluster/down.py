@@ -18,16 +18,17 @@ _POLL_S = 0.05
 
 def down(port: int | None) -> int:
     """Ask the `up` (that serves `port`) to end and wait; the exit code. None running is no error."""
-    record = _chosen(runtime.running(), port)
+    record = chosen(runtime.running(), port)
     if record is None:
         print("pdserve: no `up` of this user is running" + (f" on port {port}" if port else ""))
         return 0
     os.kill(record.pid, signal.SIGTERM)
-    deadline = time.monotonic() + WAIT_S
+    wait_s = WAIT_S + record.drain_s
+    deadline = time.monotonic() + wait_s
     while start_time(record.pid) == record.start_time:
         if time.monotonic() > deadline:
             print(
-                f"pdserve: {_named(record)} is still ending after {WAIT_S:.0f} s", file=sys.stderr
+                f"pdserve: {_named(record)} is still ending after {wait_s:.0f} s", file=sys.stderr
             )
             return EXIT_FAILED
         time.sleep(_POLL_S)
@@ -35,7 +36,8 @@ def down(port: int | None) -> int:
     return 0
 
 
-def _chosen(records: list[UpRecord], port: int | None) -> UpRecord | None:
+def chosen(records: list[UpRecord], port: int | None) -> UpRecord | None:
+    """The one (that serves `port`), if there is one; raises ConfigError when there are several."""
     if port is not None:
         records = [record for record in records if urlsplit(record.url).port == port]
     if len(records) > 1:

@@ -17,6 +17,7 @@ from bootstrap.security import Security
 from cluster import logs, runtime
 from cluster.api.keys import KeyFile
 from cluster.api.tls import uvicorn_tls
+from cluster.control import ControlServer
 from cluster.guard import Guard
 from cluster.processes import adopt_orphans, descendants, end_descendants
 from cluster.progress import Progress
@@ -78,17 +79,27 @@ def _serve(settings: ClusterSettings, folder: RuntimeFolder, signals: StopSignal
                 cluster.start(progress)
             guard.watch(descendants(os.getpid()))
             signals.check()
-            folder.write_record(cluster.url, cluster.model_name)
+            folder.write_record(cluster.url, cluster.model_name, cluster.last_drain_s)
             _wait_until_ready(cluster, progress, signals)
         guard.watch(descendants(os.getpid()))
         print(_announcement(settings, cluster), flush=True)
-        while not signals.wait(POLL_S):
-            cluster.tend()
+        _tend(cluster, folder, signals)
         return 0
     finally:
         if cluster is not None:
             print("pdserve: ending the cluster", file=sys.stderr)
             cluster.stop(signals)
+
+
+def _tend(cluster: RunningCluster, folder: RuntimeFolder, signals: StopSignals) -> None:
+    """Keep it running and take orders, until a signal."""
+    control = ControlServer(folder.path, cluster.order, lambda: cluster.orders)
+    control.start()
+    try:
+        while not signals.wait(POLL_S):
+            cluster.tend()
+    finally:
+        control.stop()
 
 
 def _with_checked_secret(settings: ClusterSettings) -> ClusterSettings:

@@ -16,10 +16,11 @@ from bootstrap.identity import Role
 from cluster.settings import MAX_WORKERS_PER_ROLE
 
 ENGINE_ROLES = (Role.PREFILL, Role.DECODE)
+MAX_TIMEOUT_S = 86400
 
 _Name = Annotated[str, Meta(min_length=1, max_length=64)]
 _Count = Annotated[int, Meta(ge=1, le=MAX_WORKERS_PER_ROLE)]
-_Seconds = Annotated[float, Meta(ge=0, le=86400)]
+_Seconds = Annotated[float, Meta(ge=0, le=MAX_TIMEOUT_S)]
 _Words = Annotated[str, Meta(max_length=1 << 16)]
 
 
@@ -121,7 +122,7 @@ def steps_of(order: Order, engines: Engines) -> Steps:
         return Steps(plan)
     leaving = tuple(engines[role][0] for role in lone)
     replaced = (tuple(map(Add, extra)), tuple(map(Remove, leaving)))
-    in_place = (tuple(map(Remove, extra)), *((Renew(w),) for w in leaving))
+    in_place: Plan = (tuple(map(Remove, extra)), *((Renew(w),) for w in leaving))
     return Steps((*replaced, *plan), (*in_place, *plan))
 
 

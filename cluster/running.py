@@ -20,6 +20,8 @@ from cluster.actors import NODE_ADDRESS, WorkerSpec
 from cluster.balancer_child import BalancerChild
 from cluster.bootstrap_host import WORKER_ID as BOOTSTRAP_ID
 from cluster.bootstrap_host import BootstrapSettings
+from cluster.order_book import OrderStatus
+from cluster.orders import Order
 from cluster.progress import Progress
 from cluster.runtime import RuntimeFolder, SupervisedWorker
 from cluster.settings import BalancerIdentity, ClusterSettings, EngineIdentity
@@ -60,6 +62,7 @@ class RunningCluster:
         self._bind_host = LOOPBACK
         self._bootstrap = ""
         self._seen: tuple[SupervisedWorker, ...] = ()
+        self.orders: tuple[OrderStatus, ...] = ()  # the latest; `tend` replaces it
         self._beat = Beat.from_environment()
 
     @property
@@ -75,6 +78,14 @@ class RunningCluster:
         host = _local(self.settings.host)
         scheme = "http" if self.settings.ssl_certfile is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.settings.port}"
+
+    @property
+    def last_drain_s(self) -> float:
+        """What engines may take for their rooms when all ends.
+
+        With a balancer here it is the one that gives its streams time.
+        """
+        return 0.0 if self.settings.endpoint else float(self.settings.drain_s)
 
     def start(self, progress: Progress) -> None:
         """Begin to start everything; returns when Ray runs and the rest is on its way."""
@@ -102,9 +113,10 @@ class RunningCluster:
         self._beat.touch()
         if self._balancer is not None:
             self._balancer.tend(time.monotonic())
-        seen = self._supervisor.tend(time.monotonic())
-        if seen is None:
+        supervision = self._supervisor.tend(time.monotonic())
+        if supervision is None:
             return self._seen
+        seen, self.orders = supervision.workers, supervision.orders
         if self._balancer is not None:
             balancer = self._balancer.status(time.monotonic())
             if balancer.state == "starting" and self.is_ready():
@@ -133,14 +145,20 @@ class RunningCluster:
             connection.close()
         return ready
 
+    def order(self, order: Order) -> int | str:
+        """Have an order carried out: its number, or why it is not. On any thread."""
+        assert self._supervisor is not None
+        return self._supervisor.order(order)
+
     def stop(self, signals: StopSignals) -> None:
         """End all parts in order, clients first; whatever remains is for the caller to kill."""
         if self._balancer is not None:
             self._balancer.ask_to_stop()
             _wait_for(self._balancer.has_ended, STREAM_GRACE_S + _BALANCER_STOP_S, signals)
         if self._supervisor is not None:
-            self._supervisor.ask_to_stop()
-            _wait_for(self._supervisor.has_ended, _SUPERVISOR_STOP_S, signals)
+            drain_s = self.last_drain_s if signals.terminated else 0.0
+            self._supervisor.ask_to_stop(drain_s)
+            _wait_for(self._supervisor.has_ended, drain_s + _SUPERVISOR_STOP_S, signals)
         ray_session.leave()
 
     def _bootstrap_endpoint(self) -> str:
@@ -187,6 +205,7 @@ class RunningCluster:
             "secret_file": self._secret_file,
             "log_level": self.settings.log_level,
             "start_timeout_s": self.settings.start_timeout_s,
+            "drain_s": self.settings.drain_s,
         }
         self._supervisor = SupervisorChild(arguments, time.monotonic())
 
@@ -202,7 +221,8 @@ class RunningCluster:
         return specs
 
     def _spec(self, worker_id: str, role: Role, settings: Any) -> WorkerSpec:
-        return WorkerSpec(worker_id, role, HOSTED[role], settings, self.settings.log_level)
+        log_level, drain_s = self.settings.log_level, self.settings.drain_s
+        return WorkerSpec(worker_id, role, HOSTED[role], settings, log_level, drain_s)
 
     def _bootstrap_settings(self) -> BootstrapSettings:
         return BootstrapSettings(self._bootstrap, self._secret_file)

@@ -36,12 +36,16 @@ _T = TypeVar("_T")
 
 
 class UpRecord(msgspec.Struct, frozen=True):
-    """One running `up`. Without an endpoint of its own `url` is the bootstrap service's."""
+    """One running `up`. Without an endpoint of its own `url` is the bootstrap service's.
+
+    `drain_s` is what its engines may take to end what runs, once it is told to end.
+    """
 
     pid: int
     start_time: int
     url: str
     model: str
+    drain_s: float
 
 
 class SupervisedWorker(msgspec.Struct, frozen=True):
@@ -75,12 +79,12 @@ class RuntimeFolder:
         path.mkdir(mode=0o700)
         return cls(path)
 
-    def write_record(self, url: str, model: str) -> None:
+    def write_record(self, url: str, model: str, drain_s: float) -> None:
         """Make this `up` known to `status` and `down`."""
         pid = os.getpid()
         started = start_time(pid)
         assert started is not None
-        self._write(_RECORD, msgspec.json.encode(UpRecord(pid, started, url, model)))
+        self._write(_RECORD, msgspec.json.encode(UpRecord(pid, started, url, model, drain_s)))
 
     def write_supervision(self, workers: tuple[SupervisedWorker, ...]) -> None:
         """Replace what the supervisor last saw."""
@@ -125,10 +129,14 @@ def running() -> list[UpRecord]:
     return records
 
 
+def folder_of(record: UpRecord) -> Path:
+    """Where a running `up` keeps its files."""
+    return _root(create=False) / str(record.pid)
+
+
 def supervision(record: UpRecord) -> tuple[SupervisedWorker, ...]:
     """What the supervisor of `record`'s `up` last saw; empty when it has seen nothing yet."""
-    path = _root(create=False) / str(record.pid) / _SUPERVISION
-    found = _read(path, _Supervision)
+    found = _read(folder_of(record) / _SUPERVISION, _Supervision)
     return () if found is None else found.workers
 
 

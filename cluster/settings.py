@@ -92,6 +92,9 @@ class ClusterSettings:
         "max_num_batched_tokens", "engines", "most prompt tokens of one prefill step"
     )
     max_queue: int = _engine_key("max_queue", "engines", "most requests waiting per engine")
+    drain_s: int = _key(
+        30, "engines", "what an engine that leaves has for its requests; the rest go on elsewhere"
+    )
 
     transfer: str = _engine_key(
         "transfer", "KV cache", f"how pages move: one of {', '.join(BACKENDS)}", "BACKEND"
@@ -103,6 +106,12 @@ class ClusterSettings:
     )
     verify_handoff: bool = _engine_key(
         "verify_handoff", "KV cache", "prove by digests that pages arrived as they were sent"
+    )
+    salvage_lease_s: float = _engine_key(
+        "salvage_lease_s",
+        "KV cache",
+        "seconds for which a handed-off prompt's cached blocks outlive others, for a continuation",
+        "S",
     )
 
     endpoint: bool = _key(
@@ -156,6 +165,7 @@ class ClusterSettings:
             ("port", 1, 65535),
             ("max_attempts", 1, 16),
             ("start_timeout_s", 1, 86400),
+            ("drain_s", 0, 3600),
         ):
             value = getattr(self, key)
             if not low <= value <= high:

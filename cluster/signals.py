@@ -24,6 +24,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.raising = False
         self._num_signals = 0
+        self._first: int | None = None
         self._came = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
@@ -47,6 +48,11 @@ class StopSignals:
         return self._num_signals > 0
 
     @property
+    def terminated(self) -> bool:
+        """Whether the one who asked is a program that has time, and no person at a keyboard."""
+        return self._first == signal.SIGTERM
+
+    @property
     def insisted(self) -> bool:
         """Whether it was asked for again: no more time for goodbyes."""
         return self._num_signals > 1
@@ -62,6 +68,7 @@ class StopSignals:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._num_signals += 1
+        self._first = self._first or signum
         self._came.set()
         if self.raising:
             raise Stopped

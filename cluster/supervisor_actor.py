@@ -18,22 +18,35 @@ from bootstrap.client import BootstrapClient
 from bootstrap.directory import DirectoryEvent
 from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
 from bootstrap.security import Security
-from cluster import logs
-from cluster.actors import ACTORS, Report, WorkerSpec
-from cluster.deaths import why
+from cluster import draining_nodes, logs
+from cluster.actors import ACTORS, Report, WorkerSpec, spec_like
+from cluster.deaths import last_words, why
 from cluster.endings import Endings
-from cluster.runtime import SupervisedWorker
-from cluster.supervisor import Backoff, Decision, Evict, LifeState, Start, Supervisor
+from cluster.order_book import OrderBook
+from cluster.orders import ENGINE_ROLES, Add, Engines, Order, Remove, Step
+from cluster.supervision import Supervision, seen, supervised
+from cluster.supervisor import (
+    Backoff,
+    Decision,
+    Drain,
+    Evict,
+    Forget,
+    Kill,
+    LifeState,
+    Start,
+    Supervisor,
+)
 
 NUM_CPUS_PER_ACTOR = 0.1  # a claim for Ray's scheduler, small enough for laptops
 ASK_STARTING_S = 0.2  # how often a starting worker is asked for its stage
 ASK_SERVING_S = 2.0
 STUCK_S = 60.0  # a process that has answered before and then does not for so long is killed
 ASK_ENDING_S = 0.05  # how often a process is looked for that should be gone
+ASK_NODES_S = 0.5  # how often Ray is asked which hosts it takes away
+NODE_MARGIN_S = 2.0  # of such a host's time, for an engine to say goodbye after its drain
 STOP_GRACE_S = 5.0
 
-_NUM_THREADS = 4  # of an actor: `run`, `report`, `stop`, and one to spare
-_IDLE_STAGES = {LifeState.ENDING: "ending", LifeState.WAITING: "backing off"}
+_NUM_THREADS = 4  # of an actor: `run`, `report`, `drain` and `stop`
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +62,14 @@ class _Life:
     answered_at: float | None = None  # when it first did: from then on it has a process
     report: Report = field(default_factory=lambda: Report("waiting for a process"))
     killed_because: str = ""
+    leave_by: float | None = None  # when a draining one has had its time
 
 
 class SupervisorActor:
     """Every life in `_lives` is one that the core calls starting or serving.
 
-    `run` alone uses Ray and the core; `status` and `stop` come from other threads and touch only the
-    last snapshot and the stop event.
+    `run` alone uses Ray and the core; the other methods come from other threads and touch only the
+    last snapshot, the book of orders and the stop event.
     """
 
     def __init__(
@@ -65,20 +79,29 @@ class SupervisorActor:
         secret_file: str | None,
         log_level: str,
         start_timeout_s: float,
+        drain_s: float,
     ) -> None:
-        """`start_timeout_s` is how long a process may take until its worker has a name."""
+        """`start_timeout_s` is how long a process may take until its worker has a name.
+
+        `drain_s` is what an engine that leaves has for its rooms.
+        """
         logs.configure(Role.SUPERVISOR, "supervisor", log_level)
         security = None if secret_file is None else Security.from_file(secret_file)
         # Nobody writes back to a supervisor: its endpoint is there because every peer has one.
         me = Peer(WorkerRef("supervisor", new_incarnation()), bootstrap)
         self._bootstrap = BootstrapClient(bootstrap, me, security, _ignore)
         self._specs = {spec.worker_id: spec for spec in specs}
+        self._models = {spec.role: spec for spec in specs}  # what another one of its role is like
         self._core = Supervisor(tuple(self._specs), time.monotonic())
         self._start_timeout_s = start_timeout_s
+        self._drain_s = drain_s
         self._lives: dict[str, _Life] = {}
         self._endings = Endings()
-        self._snapshot: tuple[SupervisedWorker, ...] = ()
+        self._orders = OrderBook(drain_s, start_timeout_s)
+        self._ask_nodes_at = 0.0
+        self._snapshot = Supervision((), tuple(specs), ())
         self._stopping = threading.Event()
+        self._last_drain_s = 0.0
 
     def run(self) -> None:
         """Supervise until `stop`; returns when every worker has ended."""
@@ -90,12 +113,17 @@ class SupervisorActor:
             self._end_all()
             self._bootstrap.stop(unregister=False)
 
-    def status(self) -> tuple[SupervisedWorker, ...]:
+    def look(self) -> Supervision:
         """All workers as of the last step, a fraction of a second ago."""
         return self._snapshot
 
-    def stop(self) -> None:
-        """Make `run` end every worker and return."""
+    def order(self, order: Order) -> int | str:
+        """Have an order carried out: its number, or why it is not."""
+        return self._orders.give(order)
+
+    def stop(self, drain_s: float = 0.0) -> None:
+        """Make `run` end every worker and return; engines have `drain_s` for their rooms."""
+        self._last_drain_s = drain_s
         self._stopping.set()
 
     # --- one step --------------------------------------------------------------------------------
@@ -104,6 +132,8 @@ class SupervisorActor:
         now = time.monotonic()
         for worker_id in self._endings.take_gone(now):
             self._gone(worker_id)
+        self._leave_draining_nodes(now)
+        self._follow_orders(now)
         for decision in self._core.reconcile(now):
             self._carry_out(decision)
         for life in self._lives.values():
@@ -147,6 +177,24 @@ class SupervisorActor:
                 decision.delay_s,
                 decision.error,
             )
+        elif isinstance(decision, Drain):
+            self._drain(self._lives[decision.worker_id], self._orders.drain_s)
+        elif isinstance(decision, Kill):
+            self._kill(self._lives[decision.worker_id], "not wanted any more")
+        elif isinstance(decision, Forget):
+            log.info("%s is no more", decision.worker_id)
+            del self._specs[decision.worker_id]
+
+    def _drain(self, life: _Life, drain_s: float) -> None:
+        """Once: a life that drains keeps its first deadline."""
+        if life.leave_by is None:
+            log.info("%s drains for %.0f s at most", life.report.ref, drain_s)
+            life.actor.drain.remote(drain_s)
+            life.leave_by = time.monotonic() + drain_s + STOP_GRACE_S
+
+    def _kill(self, life: _Life, because: str) -> None:
+        life.killed_because = f"{because}, killed"
+        ray.kill(life.actor)
 
     def _start(self, spec: WorkerSpec) -> None:
         options: dict[str, Any] = {
@@ -173,14 +221,12 @@ class SupervisorActor:
             return
         if life.report.ref is None:
             if now - life.answered_at > self._start_timeout_s:
-                life.killed_because = (
-                    f"{life.report.stage} for more than start_timeout_s={self._start_timeout_s:g}"
-                )
+                limit = f"start_timeout_s={self._start_timeout_s:g}"
+                self._kill(life, f"{life.report.stage} for more than {limit}")
         elif life.question is not None and now - life.asked_at > STUCK_S:
-            life.killed_because = f"no sign of life for {STUCK_S:.0f} s"
-        if life.killed_because:
-            life.killed_because += ", killed"
-            ray.kill(life.actor)
+            self._kill(life, f"no sign of life for {STUCK_S:.0f} s")
+        elif life.leave_by is not None and now > life.leave_by:
+            self._kill(life, f"still there {STOP_GRACE_S:.0f} s after its drain's deadline")
 
     def _answered(self, worker_id: str, life: _Life) -> None:
         question, life.question = life.question, None
@@ -198,12 +244,19 @@ class SupervisorActor:
         life.report = report
 
     def _over(self, worker_id: str, life: _Life) -> None:
-        error, now = life.killed_because or why(life.run), time.monotonic()
+        now, words = time.monotonic(), last_words(life.run)
         del self._lives[worker_id]
         # A worker that broke leaves its process behind; a process that died is none to kill.
         ray.kill(life.actor)
-        for decision in self._core.died(worker_id, error, now):
-            self._carry_out(decision)
+        if words is not None and life.leave_by is not None:
+            log.info("%s: %s", life.report.ref, words)
+            self._orders.heard(worker_id, words)
+            self._core.drained(worker_id, now)
+        else:
+            error = life.killed_because or (why(life.run) if words is None else f"ended: {words}")
+            self._orders.heard(worker_id, error)
+            for decision in self._core.died(worker_id, error, now):
+                self._carry_out(decision)
         if life.report.process is None:  # it never answered: nobody knows of it, nor it of anybody
             self._gone(worker_id)
         else:
@@ -213,37 +266,95 @@ class SupervisorActor:
         for decision in self._core.gone(worker_id):
             self._carry_out(decision)
 
+    # --- what is ordered, and what Ray takes away ------------------------------------------------
+
+    def _follow_orders(self, now: float) -> None:
+        self._orders.take(self._wanted_engines(now))
+        loads = {member.info.peer.ref: member.load for member in self._bootstrap.members()}
+        engines = {
+            status.worker_id: seen(
+                status,
+                self._report_of(status.worker_id),
+                None if status.ref is None else loads.get(status.ref),
+            )
+            for status in self._core.status(now)
+        }
+        for step in self._orders.step(engines, now):
+            self._begin(step, now)
+
+    def _wanted_engines(self, now: float) -> Engines:
+        wanted = [s.worker_id for s in self._core.status(now) if not s.leaving]
+        return {role: [w for w in wanted if self._specs[w].role is role] for role in ENGINE_ROLES}
+
+    def _begin(self, step: Step, now: float) -> None:
+        worker_id = step.worker_id
+        if isinstance(step, Add):
+            if worker_id not in self._specs:
+                model = self._models[Role(worker_id.partition("-")[0])]
+                self._specs[worker_id] = spec_like(model, worker_id)
+            self._core.desire(worker_id, now)
+            return
+        core = self._core
+        decisions = core.undesire(worker_id) if isinstance(step, Remove) else core.renew(worker_id)
+        for decision in decisions:
+            self._carry_out(decision)
+
+    def _leave_draining_nodes(self, now: float) -> None:
+        """Drain the engines there; each begins another life wherever there is a place."""
+        if now < self._ask_nodes_at:
+            return
+        self._ask_nodes_at = now + ASK_NODES_S
+        left_s = draining_nodes.time_left_s()
+        for status in self._core.status(now) if left_s else ():
+            life = self._lives.get(status.worker_id)
+            if life is None or self._specs[status.worker_id].role not in ENGINE_ROLES:
+                continue
+            node_left_s = left_s.get(draining_nodes.node_of(life.actor))
+            if node_left_s is not None and status.state is LifeState.SERVING:
+                log.warning("%s: its host is taken away in %.0f s", status.ref, node_left_s)
+                self._drain(life, min(self._drain_s, max(0.0, node_left_s - NODE_MARGIN_S)))
+                self._core.renew(status.worker_id)
+
     # --- the end ---------------------------------------------------------------------------------
 
     def _end_all(self) -> None:
-        """Stop those that serve in order, so that they say goodbye; kill the rest at once."""
-        serving = [life for life in self._lives.values() if life.report.serving]
-        for life in serving:
+        """Stop those that serve in order, so that they say goodbye; kill the rest at once.
+
+        The bootstrap service outlives a drain: it passes on who leaves.
+        """
+        serving = {w: life for w, life in self._lives.items() if life.report.serving}
+        if self._last_drain_s > 0:
+            engines = [life for w, life in serving.items() if self._specs[w].role in ENGINE_ROLES]
+            for life in engines:
+                life.actor.drain.remote(self._last_drain_s)
+            _wait_for_all(engines, self._last_drain_s + STOP_GRACE_S)
+        for life in serving.values():
             life.actor.stop.remote()
-        if serving:
-            runs = [life.run for life in serving]
-            ray.wait(runs, num_returns=len(runs), timeout=STOP_GRACE_S)
+        _wait_for_all(list(serving.values()), STOP_GRACE_S)
         for life in self._lives.values():
             ray.kill(life.actor)
         self._lives.clear()
 
-    def _see(self, now: float) -> tuple[SupervisedWorker, ...]:
-        seen = []
-        for status in self._core.status(now):
-            life = self._lives.get(status.worker_id)
-            seen.append(
-                SupervisedWorker(
-                    worker_id=status.worker_id,
-                    role=self._specs[status.worker_id].role.value,
-                    state=status.state.value,
-                    stage=_IDLE_STAGES[status.state] if life is None else life.report.stage,
-                    incarnation=None if status.ref is None else status.ref.incarnation,
-                    num_restarts=max(0, status.num_starts - 1),
-                    retry_in_s=round(status.retry_in_s, 1),
-                    last_error=status.last_error,
-                )
-            )
-        return tuple(seen)
+    def _see(self, now: float) -> Supervision:
+        statuses = self._core.status(now)
+        return Supervision(
+            workers=tuple(
+                supervised(s, self._specs[s.worker_id].role, self._report_of(s.worker_id))
+                for s in statuses
+            ),
+            wanted=tuple(self._specs[s.worker_id] for s in statuses if not s.leaving),
+            orders=self._orders.statuses,
+        )
+
+    def _report_of(self, worker_id: str) -> Report | None:
+        life = self._lives.get(worker_id)
+        return None if life is None else life.report
+
+
+def _wait_for_all(lives: Sequence[_Life], timeout_s: float) -> None:
+    if lives:
+        runs = [life.run for life in lives]
+        ray.wait(runs, num_returns=len(runs), timeout=timeout_s)
 
 
 def _ignore(event: DirectoryEvent) -> None:

@@ -53,13 +53,14 @@ def arguments(specs: list[WorkerSpec], bootstrap: str) -> dict[str, Any]:
         "secret_file": None,
         "log_level": "info",
         "start_timeout_s": 60.0,
+        "drain_s": 5.0,
     }
 
 
 def status_of(supervisor: Any) -> dict[str, runtime.SupervisedWorker]:
     import ray
 
-    return {w.worker_id: w for w in ray.get(supervisor.status.remote(), timeout=10)}
+    return {w.worker_id: w for w in ray.get(supervisor.look.remote(), timeout=10).workers}
 
 
 def serving(supervisor: Any, *worker_ids: str) -> dict[str, runtime.SupervisedWorker] | None:

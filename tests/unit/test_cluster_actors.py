@@ -1,7 +1,9 @@
 """The actors' shell without Ray: what it does with a worker that serves, fails or is stopped."""
 
 import os
+import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,13 @@ HOSTED = "tests.support.dummy_worker:DummyWorker"
 
 
 @pytest.fixture(autouse=True)
-def process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An actor sets up its process: keep that from ours."""
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 def actor(folder: Path, fail: str | None = None, hosted: str = HOSTED) -> WorkerActor:
@@ -53,6 +58,41 @@ def test_a_worker_that_fails_to_start_ends_the_life_with_its_error(tmp_path: Pat
         shell.run()
     assert not shell.report().serving
     assert shell.report().ref is not None  # whom to evict
+
+
+def serving(shell: WorkerActor) -> tuple[threading.Thread, list[str]]:
+    words: list[str] = []
+    life = threading.Thread(target=lambda: words.append(shell.run()))
+    life.start()
+    wait_for(lambda: shell.report().serving, what="serving")
+    return life, words
+
+
+def test_a_life_that_drains_tells_what_its_end_came_to(tmp_path: Path) -> None:
+    shell = actor(tmp_path)
+    life, words = serving(shell)
+    shell.drain(7.0)
+    life.join(10)
+    assert words == ["drained within 7 s"]
+    assert shell.report().stage == "draining"
+
+
+def test_a_signal_drains_and_a_second_one_stops(tmp_path: Path) -> None:
+    settings = DummySettings("prefill-0", str(tmp_path), busy=True)
+    shell = PrefillActor(WorkerSpec("prefill-0", Role.PREFILL, HOSTED, settings, drain_s=5.0))
+    life, words = serving(shell)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert shell.report().stage == "draining"
+    assert life.is_alive()  # its work is not done
+    os.kill(os.getpid(), signal.SIGTERM)
+    life.join(10)
+    assert words == ["drained within 5 s"]
+
+
+def test_a_drain_before_there_is_anything_to_finish_is_a_stop(tmp_path: Path) -> None:
+    shell = actor(tmp_path)
+    shell.drain(7.0)
+    assert shell.run() == "stopped before it began"
 
 
 def test_a_stop_that_comes_first_wins(tmp_path: Path) -> None:

@@ -28,14 +28,14 @@ def dead_record(root: Path, pid: int, started: int) -> Path:
     RuntimeFolder.create()
     folder = root / str(pid)
     folder.mkdir(exist_ok=True)
-    (folder / "up.json").write_bytes(msgspec.json.encode(UpRecord(pid, started, URL, "m")))
+    (folder / "up.json").write_bytes(msgspec.json.encode(UpRecord(pid, started, URL, "m", 0.0)))
     return folder
 
 
 def test_a_running_up_is_found_and_its_supervision_read() -> None:
     folder = RuntimeFolder.create()
     assert runtime.running() == []  # no record yet
-    folder.write_record(URL, "m")
+    folder.write_record(URL, "m", 0.0)
     (record,) = runtime.running()
     assert (record.pid, record.url, record.model) == (os.getpid(), URL, "m")
     assert runtime.supervision(record) == ()
@@ -81,13 +81,13 @@ def test_the_endpoint_is_the_given_one_then_the_running_one_then_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert choose_url(None) == DEFAULT_URL
-    RuntimeFolder.create().write_record(URL, "m")
+    RuntimeFolder.create().write_record(URL, "m", 0.0)
     assert choose_url(None) == URL
     assert choose_url("http://other:1/") == "http://other:1"
 
 
 def test_several_running_ask_for_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = [UpRecord(1, 1, URL, "m"), UpRecord(2, 1, "http://127.0.0.1:9", "m")]
+    both = [UpRecord(1, 1, URL, "m", 0.0), UpRecord(2, 1, "http://127.0.0.1:9", "m", 0.0)]
     monkeypatch.setattr(runtime, "running", lambda: both)
     with pytest.raises(ConfigError, match="allowed are 8123, 9"):
         down(None)
