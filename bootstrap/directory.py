@@ -128,7 +128,7 @@ class Directory:
         if isinstance(message, Ended):
             return [Fenced(message.reason)]
         if isinstance(message, Snapshot):
-            return self._snapshot(message, now)
+            return self._snapshot(message, now) if message.service == service else []
         if service != self._service:
             self.needs_snapshot = True
             return []
