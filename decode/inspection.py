@@ -11,7 +11,7 @@ from bootstrap.inspection import RoomProgress, RoomReport, Wait
 from decode.quarantine import Quarantine
 from decode.request import DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
-from engine.inspection import TransferView
+from engine.inspection import TransferView, counted
 from engine.limits import EngineLimits
 
 _S = DecodeState
@@ -95,19 +95,19 @@ class DecodeRooms:
         """Why a started prompt has no pages, in the order in which the scheduler looks."""
         scheduler = self.scheduler
         if scheduler.retracted:
-            num = len(scheduler.retracted)
-            return Wait.TURN, f"waits until {num} retracted requests are back"
+            behind = counted(len(scheduler.retracted), "retracted request")
+            return Wait.TURN, f"waits for pages behind {behind}"
         if num_before:
-            return Wait.TURN, f"waits for pages behind {num_before} prompts"
+            return Wait.TURN, f"waits for pages behind {counted(num_before, 'prompt')}"
         num_active = len(scheduler.running) + len(scheduler.receiving)
         if num_active >= self.limits.max_num_seqs:
-            return Wait.SEQUENCES, f"next, but {num_active} requests are here, and no more may be"
+            return Wait.SEQUENCES, f"next, but {counted(num_active, 'request')} may be here at once"
         num_pages = self.limits.blocks_for(request.num_prompt_tokens)
         reserve = f", {num_active} of them for growth" if num_active else ""
         return Wait.PAGES, f"next; waits for {self._pages(num_pages + num_active)}{reserve}"
 
     def _pages(self, num_wanted: int) -> str:
-        return f"{num_wanted} pages, {self.scheduler.ledger.num_available} free"
+        return f"{counted(num_wanted, 'page')}, {self.scheduler.ledger.num_available} free"
 
     def _quarantined(self, room: bytes, now: float) -> RoomReport:
         view = self.quarantine.view(room)

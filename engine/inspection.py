@@ -142,6 +142,11 @@ class Inspection:
         return len(self._ledger.pages_of(room))
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 page`, `2 pages`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _bounded(seconds: float) -> float:
     return min(max(0.0, seconds), MAX_SECONDS)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from bootstrap.inspection import RoomProgress, RoomReport, Wait
-from engine.inspection import TransferView
+from engine.inspection import TransferView, counted
 from engine.limits import EngineLimits
 from kv_transfer.ledger import PageLedger
 from kv_transfer.sender import SendState
@@ -108,15 +108,17 @@ class PrefillRooms:
 
     def _queue_wait(self, request: PrefillRequest, num_before: int, num_tokens: int) -> _Waits:
         if num_before:
-            prompts = "1 prompt" if num_before == 1 else f"{num_before} prompts"
-            return Wait.TURN, f"queued behind {prompts}, {num_tokens} tokens"
+            return Wait.TURN, f"queued behind {counted(num_before, 'prompt')}, {num_tokens} tokens"
         num_computing = len(self.computing)
         if num_computing >= self.limits.max_num_seqs:
-            return Wait.SEQUENCES, f"next, but {num_computing} prompts compute, and no more may"
+            return (
+                Wait.SEQUENCES,
+                f"next, but {counted(num_computing, 'prompt')} may compute at once",
+            )
         num_pages = self.limits.blocks_for(request.num_tokens)
         num_free = self.ledger.num_available
         if num_pages > num_free:
-            return Wait.PAGES, f"next; waits for {num_pages} pages, {num_free} free"
+            return Wait.PAGES, f"next; waits for {counted(num_pages, 'page')}, {num_free} free"
         return Wait.NOTHING, "next; begins with the next step"
 
 

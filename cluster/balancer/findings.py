@@ -133,7 +133,7 @@ def long_quarantines(snapshot: Snapshot) -> Iterator[Finding]:
                 f"{engine['worker']} keeps {num_pages} pages from use for {longest:.0f} s:"
                 f" {peer} does not say that it stopped writing",
                 "they cannot be given to others while a write could still land in them",
-                f"look at {peer.partition('@')[0]}; its restart ends the quarantine",
+                f"look at {peer.partition('@')[0]}; its end ends the quarantine",
             )
 
 
@@ -157,7 +157,7 @@ def stuck_rooms(snapshot: Snapshot) -> Iterator[Finding]:
             longest = max(queued, key=lambda room: room["in_state_s"])
             yield Finding(
                 "long_queue",
-                f"{engine['worker']}: {len(queued)} rooms queue for over {LONG_QUEUE_S:.0f} s;"
+                f"{engine['worker']}: rooms that queue for over {LONG_QUEUE_S:.0f} s: {len(queued)};"
                 f" the longest: {longest['detail']}",
                 "time to first token grows without a fault: there is more work than engines",
                 f"add {engine['role']} engines, or more pages (--num-blocks)",
@@ -171,7 +171,7 @@ def waiting_requests(snapshot: Snapshot) -> Iterator[Finding]:
     if waiting:
         yield Finding(
             "waiting",
-            f"{snapshot['num_waiting']} requests wait for a pair, the longest {max(waiting):.1f} s",
+            f"requests that wait for a pair: {snapshot['num_waiting']}, the longest {max(waiting):.1f} s",
             "time to first token grows, and those whose time is over end with an error",
             "if all pairs serve (`pdserve status`), there is more work than engines: add some",
             note=True,

@@ -228,7 +228,7 @@ def test_a_started_room_waits_for_pages_or_for_others() -> None:
     assert receiving.detail == "waits for the handoff record of p@000000"
     assert second.waits_for is Wait.PAGES
     assert second.detail == "next; waits for 3 pages, 2 free, 1 of them for growth"
-    assert (third.waits_for, third.detail) == (Wait.TURN, "waits for pages behind 1 prompts")
+    assert (third.waits_for, third.detail) == (Wait.TURN, "waits for pages behind 1 prompt")
 
 
 def test_a_running_room_waits_for_nothing_and_a_retracted_one_for_pages() -> None:
@@ -245,6 +245,12 @@ def test_a_running_room_waits_for_nothing_and_a_retracted_one_for_pages() -> Non
     assert first.progress.num_output_tokens > 1
     assert (second.state, second.waits_for, second.pages) == ("retracted", Wait.PAGES, {})
     assert second.detail.startswith("retracted; waits for 3 pages, ")
+    start(core, 3)
+    third = of(ask(core), 3)
+    assert (third.waits_for, third.detail) == (
+        Wait.TURN,
+        "waits for pages behind 1 retracted request",
+    )
 
 
 def test_a_quarantined_room_says_whom_it_waits_for_and_how_long_it_settles() -> None:

@@ -126,7 +126,7 @@ def test_requests_without_a_pair() -> None:
     request.attempt, request.waiting_since = None, NOW - 3.0
     seen = readings(ledger(P), ledger(D), requests=(request,))
     finding = the_one(snapshot_of(seen, num_waiting=1), "waiting")
-    assert finding.what == "1 requests wait for a pair, the longest 3.0 s"
+    assert finding.what == "requests that wait for a pair: 1, the longest 3.0 s"
 
 
 def test_pairs_that_cannot_serve_are_told_by_what_differs() -> None:
