@@ -31,7 +31,6 @@ from cluster.api.responses import route as responses
 from cluster.api.resumption import ResumableStreams
 from cluster.balancer.administration import Administration
 from cluster.balancer.dispatcher import Dispatcher
-from cluster.balancer.settings import BalancerSettings
 from cluster.version import installed_version
 
 
@@ -69,12 +68,13 @@ def create_app(dispatcher: Dispatcher, keys: Keys) -> FastAPI:
     app.add_exception_handler(UnicodeEncodeError, _lone_surrogate)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _bug)
-    _add_middleware(app, dispatcher.settings, keys)
+    _add_middleware(app, dispatcher, keys)
     return app
 
 
-def _add_middleware(app: FastAPI, settings: BalancerSettings, keys: Keys) -> None:
+def _add_middleware(app: FastAPI, dispatcher: Dispatcher, keys: Keys) -> None:
     """The last one added is the first to see a request."""
+    settings = dispatcher.settings
     admission = dispatcher.core.admission
     app.add_middleware(
         Bodies,

@@ -44,6 +44,13 @@ class Admission:
             return None
         return Failure(FailureKind.OVERLOADED, why, retry_after_s=self.retry_after_s(tenant))
 
+    def refusal_of_any(self, tenant: str) -> Failure | None:
+        """Why not even the smallest request of `tenant` may wait, or None."""
+        why = self.queue.refusal(tenant, 1, 1)
+        if why is None:
+            return None
+        return Failure(FailureKind.OVERLOADED, why, retry_after_s=self.retry_after_s(tenant))
+
     def retry_after_s(self, tenant: str) -> int:
         """Whole seconds until what waits now will have drained, as far as was measured."""
         wait_s = math.ceil(self._wait_s(tenant) or 0.0)

@@ -113,6 +113,14 @@ class BalancerCore:
             return None
         return self.admission.refusal(specs, timeout_s)
 
+    def refusal_of_any(self, tenant: str, num_bytes: int) -> Failure | None:
+        """Why no call of `tenant` in so many bytes can be taken now, or None; a token has a byte."""
+        placing = self._new_round()
+        may_be_large = is_large(num_bytes, self.members.pools)
+        if placing.is_open(False) or (may_be_large and placing.is_open(True)):
+            return None
+        return self.admission.refusal_of_any(tenant)
+
     def submit(self, key: int, request: Request, now: float) -> None:
         """Take on a request under a new `key`; whether to was asked of `refusal`."""
         self._requests[key] = request

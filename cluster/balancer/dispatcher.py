@@ -170,6 +170,13 @@ class Dispatcher:
 
     def _refuse_unwanted(self, ask: Ask) -> None:
         """Raise GenerationFailed for what was aborted before it came, and for all while paused."""
+    def turn_away(self, tenant: str, num_bytes: int) -> Failure | None:
+        """Why a new call of `tenant` in so many bytes cannot be taken whatever it asks, or None."""
+        failure = self.core.refusal_of_any(tenant, num_bytes)
+        if failure is not None:
+            self.metrics.requests.labels(failure.kind.value).inc()
+        return failure
+
         if self.early_aborts.take(ask.answer_id, time.monotonic()):
             raise GenerationFailed(Failure(FailureKind.CANCELLED, "aborted before it came"))
         if self.paused:
@@ -254,7 +261,7 @@ class Dispatcher:
 
     def _on_message(self, sender: Peer, message: Message) -> None:
         """On the mailbox's thread."""
-        self._crossing.put((sender, message))
+        self._crossing.offer((sender, message))
 
     def _take(self, items: list[tuple[Peer, Message] | DirectoryEvent]) -> None:
         now = time.monotonic()

@@ -174,9 +174,9 @@ class FairQueue:
         what did not fit at its turn fits no better after others were taken.
         """
         lanes = _Lanes(is_open)
-        for key in list(self._back):
-            if self._running[key].is_large in lanes.open and place(key):
-                self._back.pop(key, None)
+        for back in list(self._back):
+            if self._running[back].is_large in lanes.open and place(back):
+                self._back.pop(back, None)
                 lanes.look()
         if not lanes.open:
             return

@@ -25,6 +25,9 @@ from cluster.balancer.settings import BalancerSettings
 from engine.tokenizer import Tokenizer
 
 PROBE_TEXT = "Hello"
+BACKLOG = 2048  # connections that are not accepted yet
+MAX_CONNECTIONS = 1 << 14  # beyond it uvicorn answers 503
+STALLED_READER_S = 60.0
 CLOSE_GRACE_S = 2  # for connections, once no stream has anything more to say
 
 log = logging.getLogger(__name__)
@@ -84,12 +87,17 @@ class ServerSignals:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The bound socket for clients; raises ConfigError when the address cannot be had."""
+    """The bound socket for clients; raises ConfigError when the address cannot be had.
+
+    Its connections are reset when what was sent is not taken for STALLED_READER_S.
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(f"host={host!r} port={port}: {error}") from error
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * STALLED_READER_S))
+    return listener
 
 
 async def serve(
@@ -146,6 +154,7 @@ class BalancerServer(uvicorn.Server):
             lifespan="off",
             timeout_graceful_shutdown=int(grace_s) + CLOSE_GRACE_S,
             timeout_keep_alive=30,
+            limit_concurrency=MAX_CONNECTIONS,
         )
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(no_fault)

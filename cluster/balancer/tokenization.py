@@ -7,11 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, TypeVar
 
+from cluster.balancer.generation import GenerationFailed
 from cluster.balancer.grammar_checks import GrammarChecks
+from cluster.balancer.instructions import Failure, FailureKind
 from cluster.balancer.stops import bootstrap_stop_ids
 from engine.tokenizer import Tokenizer
 
 MAX_CACHED_STOPS = 256
+MAX_PENDING = 4096  # pieces of work for the threads, one call's 512 prompts being as many
 
 _T = TypeVar("_T")
 
@@ -23,6 +26,7 @@ class Tokenization:
         self.tokenizer = tokenizer
         self.grammars = GrammarChecks(tokenizer.path)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="text")
+        self._num_pending = 0
         self._stop_ids: OrderedDict[tuple[str, ...], tuple[int, ...]] = OrderedDict()
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -68,8 +72,15 @@ class Tokenization:
         self.grammars.close()
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """Do other long work with text here."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        """Do other long work with text here; raises GenerationFailed when too much waits already."""
+        if self._num_pending >= MAX_PENDING:
+            text = "Too many texts wait to be tokenized."
+            raise GenerationFailed(Failure(FailureKind.OVERLOADED, text))
+        self._num_pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._num_pending -= 1
 
     @cached_property
     def _vocabulary(self) -> tuple[str, ...]:

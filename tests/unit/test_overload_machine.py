@@ -1,4 +1,4 @@
-"""The balancer's core under more than its workers can do: engines with clocks of their own, in fake time."""
+"""The balancer's core under more than its workers can do: engines of their own pace, in fake time."""
 
 import random
 from collections import deque
