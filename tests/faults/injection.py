@@ -63,14 +63,17 @@ class Injection:
         return True
 
     def _has_sent(self, packet: Packet) -> None:
-        if packet is self._own and not self._of_message:
-            if self._cell.position is Position.DURING:
-                self._strike(*packet.link)
+        if self._strikes(packet, Position.DURING):
+            self._strike(*packet.link)
 
     def _arrived(self, packet: Packet) -> None:
-        if packet is self._own and not self._of_message:
-            if self._cell.position is Position.AFTER:
-                self._strike(*packet.link)
+        if self._strikes(packet, Position.AFTER):
+            self._strike(*packet.link)
+
+    def _strikes(self, what: Packet | Flight, position: Position) -> bool:
+        """Whether an engine or a link is struck now, at this moment of the step."""
+        is_ours = what is self._own and not self._of_message
+        return is_ours and self._cell.position is position
 
     def _spoil(self, packet: Packet) -> bool:
         """Do to a message what the fault does; whether it goes its way all the same."""
@@ -79,7 +82,7 @@ class Injection:
             network.carry(packet, DELAY_S)
         elif fault is Fault.REPEAT:
             if self._cell.position is Position.AFTER:
-                self._when_ended(LATE_S, self._carry_again, packet)
+                self._when_ended(LATE_S, self._carry_late, packet)
                 return True
             network.carry(packet)
             self._carry_again(packet)
@@ -100,6 +103,10 @@ class Injection:
         )
         self._world.network.carry(again)
         self.over = True
+
+    def _carry_late(self, packet: Packet) -> None:
+        self._world.buried.update(self._scenario.client.rooms)
+        self._carry_again(packet)
 
     def _overtaken(self, packet: Packet, held: Packet) -> None:
         if packet.link == held.link and self._held is held:
@@ -125,14 +132,12 @@ class Injection:
 
     def _has_flown(self, flight: Flight) -> None:
         self._scenario_has_flown(flight)
-        if flight is self._own and not self._of_message:
-            if self._cell.position is Position.DURING:
-                self._world.clock.at(WRITE_S * 0.6, self._strike_write, flight)
+        if self._strikes(flight, Position.DURING):
+            self._world.clock.at(WRITE_S * 0.6, self._strike_write, flight)
 
     def _landed(self, flight: Flight) -> None:
-        if flight is self._own and not self._of_message:
-            if self._cell.position is Position.AFTER and self.at is None:
-                self._strike_write(flight)
+        if self._strikes(flight, Position.AFTER) and self.at is None:
+            self._strike_write(flight)
 
     def _spoil_write(self, flight: Flight) -> bool:
         fault, transport = self._cell.fault, self._world.transport

@@ -10,6 +10,7 @@ from random import Random
 
 from bootstrap.directory import Left
 from bootstrap.identity import Peer, Role, WorkerRef
+from bootstrap.messages import HandoffRecord, Manifest, PrefillStarted, TokenBatch
 from bootstrap.sampling import FinishReason, SamplingParams
 from cluster.balancer.core import News
 from cluster.balancer.instructions import Deliver, Dispatch, Fail, Retry
@@ -23,7 +24,6 @@ from tests.support.joined_memory import VOCAB_SIZE, kv_of, solo_run
 
 DEADLINE_S = 60.0
 EVICTION_S = 0.2  # a supervisor sees a process end, and says so
-STARTUP_S = 5.0  # from an engine's death to its successor's registration
 RULES = RetryRules()  # the settings' defaults
 
 
@@ -61,9 +61,11 @@ class World:
         self.arrived: Callable[[Packet], None] = lambda packet: None
         self.noticed_at: list[float] = []  # when the balancer learned of a fault
         self.clients: dict[int, Client] = {}
+        self.buried: set[bytes] = set()  # rooms that nobody may work for any more
         self.num_engines = 2 * num_pairs
         self.service = Service(self.clock, self.network)
         self._truth: dict[bytes, list[int]] = {}
+        self._pairs: dict[bytes, tuple[WorkerRef, WorkerRef]] = {}
         self._inboxes: dict[str, Process] = {self.service.me.endpoint: self.service}
         self._num_lives = 0
         self.balancer = BalancerProcess(
@@ -97,13 +99,16 @@ class World:
         node = make_node(me, role, pool)
         worker = Worker(self.clock, self.network, me, node, self._truth, self.transport.look)
         self._inboxes[me.endpoint] = worker
+        if address is not None:
+            for endpoint in self._inboxes:
+                self.network.heal(me.endpoint, endpoint)
         return worker
 
     def kill(self, worker: Worker) -> None:
         """kill -9: its connections are reset, and its supervisor sees it."""
         worker.kill()
-        for endpoint in list(self._inboxes):
-            self.network.reset(worker.me.endpoint, endpoint)
+        for endpoint in list(self._inboxes):  # senders keep what they say, for whoever comes there
+            self.network.refuse(worker.me.endpoint, endpoint)
         if worker.me.ref.worker_id.startswith("p"):
             self.transport.writer_died(worker)
         else:
@@ -144,6 +149,17 @@ class World:
     def _mint_room(self) -> bytes:
         return self.rng.getrandbits(128).to_bytes(16, "big")
 
+    def _check_worker(self, packet: Packet) -> None:
+        """Only the incarnations that a room was dispatched to work for it."""
+        message = packet.message
+        if isinstance(message, PrefillStarted | Manifest | HandoffRecord):
+            rooms = [message.room]
+        else:
+            rooms = [r.room for r in message.rooms] if isinstance(message, TokenBatch) else []
+        for room in rooms:
+            assert packet.sender.ref in self._pairs[room], "a room of another incarnation"
+            assert room not in self.buried, "a room came back to life"
+
     def _about_to_send(self, packet: Packet) -> bool:
         """The dead send nothing, the stopped when they wake."""
         if not self.tap(packet):
@@ -152,6 +168,7 @@ class World:
         if sender is None or sender is self.service:
             return True
         assert isinstance(sender, Worker | BalancerProcess)
+        self._check_worker(packet)
         if sender.me != packet.sender or not sender.alive:
             return False
         if sender.stopped:
@@ -177,6 +194,7 @@ class World:
         if isinstance(what, Dispatch):
             client.rooms.append(what.attempt.room)
             client.pairs.append(what.attempt.pair.refs)
+            self._pairs[what.attempt.room] = what.attempt.pair.refs
             self._truth[what.attempt.room] = kv_of([*client.prompt, *client.expected])
         elif isinstance(what, Deliver):
             self._delivered(news.key, client, what)
