@@ -80,6 +80,7 @@ def _limits(settings: EngineSettings, vocab_size: int, block_bytes: int) -> Engi
         max_num_batched_tokens=settings.max_num_batched_tokens,
         prefix_caching=settings.prefix_caching,
         verify_handoff=settings.verify_handoff,
+        salvage_lease_s=settings.salvage_lease_s,
     )
 
 

@@ -22,6 +22,7 @@ class EngineLimits:
     max_num_batched_tokens: int
     prefix_caching: bool = True
     verify_handoff: bool = False
+    salvage_lease_s: float = 0.0
     block_bytes: int = 0
 
     def blocks_for(self, num_tokens: int) -> int:

@@ -15,8 +15,9 @@ class EngineSettings:
 
     `max_num_batched_tokens` is the prefill chunk budget of one step; `num_threads` the torch threads
     of the engine's step. `verify_handoff` makes a prefill engine send digests of what it wrote, which a
-    decode engine compares with what landed. `secret_file` holds the cluster secret that keys the wire's
-    encryption.
+    decode engine compares with what landed. For `salvage_lease_s` after a handoff a prompt's cached blocks
+    outlive others, for a continuation with another decode engine; it needs `prefix_caching`.
+    `secret_file` holds the cluster secret that keys the wire's encryption.
     """
 
     worker_id: str
@@ -34,6 +35,7 @@ class EngineSettings:
     max_queue: int = 256
     prefix_caching: bool = True
     verify_handoff: bool = True
+    salvage_lease_s: float = 10.0
     transfer: str = "nixl"
     num_threads: int = 1
     secret_file: str | None = None
@@ -50,6 +52,7 @@ class EngineSettings:
             ("max_num_batched_tokens", 1, 1 << 20),
             ("max_queue", 1, 1 << 14),
             ("num_threads", 1, 1024),
+            ("salvage_lease_s", 0, 3600),
         ):
             value = getattr(self, key)
             if not low <= value <= high:

@@ -3,7 +3,8 @@
 Every page is in exactly one state, and every room's pages can be asked for:
 
     FREE         nobody's
-    CACHED       nobody's, but its content has a name and may be used again; evicted oldest first
+    CACHED       nobody's, but its content has a name and may be used again; evicted oldest first,
+                 those that are kept for somebody last
     IN_USE       read and written by the rooms of this engine (a shared prefix has several)
     LEASED       computed, and still read by this engine's writes to a peer
     RESERVED     promised to a room's incoming KV; no peer knows of it yet
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bootstrap.errors import LedgerError
+from kv_transfer.eviction import EvictionOrder
 
 
 class PageState(Enum):
@@ -65,7 +67,7 @@ class PageLedger:
         self._rooms: dict[bytes, _Holding] = {}
         self._page_of_hash: dict[bytes, int] = {}
         self._hash_of_page: dict[int, bytes] = {}
-        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._cached = EvictionOrder()
         self._counts: Counter[PageState] = Counter({_S.FREE: num_pages})
         self._last_epoch = 0
 
@@ -205,6 +207,16 @@ class PageLedger:
             self._page_of_hash[block_hash] = page
             self._hash_of_page[page] = block_hash
 
+    def keep(self, room: bytes, until: float) -> None:
+        """Once the room has ended, give up other cached pages before its named ones."""
+        for page in self._holding(room).pages:
+            if page in self._hash_of_page:
+                self._cached.keep(page, until)
+
+    def end_keeping(self, now: float) -> None:
+        """Let time pass for pages that are kept."""
+        self._cached.end_keeping(now)
+
     def release(self, room: bytes) -> bool:
         """End a room wherever it stands; True if pages went into quarantine. Idempotent.
 
@@ -238,6 +250,8 @@ class PageLedger:
         num_flushed = len(self._cached)
         for page in list(self._cached):
             self._evict(page)
+        for page in self._hash_of_page:
+            self._cached.forget(page)
         self._page_of_hash.clear()
         self._hash_of_page.clear()
         return num_flushed
@@ -266,7 +280,7 @@ class PageLedger:
         return pages
 
     def _evict(self, page: int) -> None:
-        del self._cached[page]
+        self._cached.forget(page)
         name = self._hash_of_page.pop(page)
         del self._page_of_hash[name]
         self._free[page] = None
@@ -275,7 +289,7 @@ class PageLedger:
 
     def _hold(self, page: int, room: bytes, state: PageState) -> None:
         before = self.state_of(page)
-        self._cached.pop(page, None)
+        self._cached.remove(page)
         self._holders.setdefault(page, {})[room] = state
         self._recount(page, before)
 
@@ -285,8 +299,10 @@ class PageLedger:
         del holders[room]
         if not holders:
             del self._holders[page]
-            home = self._cached if page in self._hash_of_page else self._free
-            home[page] = None
+            if page in self._hash_of_page:
+                self._cached.add(page)
+            else:
+                self._free[page] = None
         self._recount(page, before)
 
     def _recount(self, page: int, before: PageState) -> None:
@@ -327,5 +343,7 @@ class PageLedger:
             raise LedgerError(f"counts {self._counts} but the pages say {counts}")
         if {p: h for h, p in self._page_of_hash.items()} != self._hash_of_page:
             raise LedgerError("names and pages of the cache differ")
-        if not self._cached.keys() <= self._hash_of_page.keys():
+        if not set(self._cached) <= self._hash_of_page.keys():
             raise LedgerError("a cached page has no name")
+        if not self._cached.validate():
+            raise LedgerError("pages that are kept are queued with others")

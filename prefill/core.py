@@ -106,6 +106,7 @@ class PrefillCore:
             if now >= request.deadline_at and request.state is not _S.CLOSING:
                 self._fail(request.room, FailureReason.DEADLINE, "deadline passed in prefill", now)
         self._end_rooms_of(self._balancers.unheard(now), now)
+        self.ledger.end_keeping(now)
         self._out.append(PassTime(now))
         self._out.extend(self._commands.tick(now))
         self._inspection.tick(now)
@@ -354,6 +355,8 @@ class PrefillCore:
             self._forget(request, now)
 
     def _forget(self, request: PrefillRequest, now: float) -> None:
+        if request.may_be_continued and self._limits.salvage_lease_s:
+            self.ledger.keep(request.room, now + self._limits.salvage_lease_s)
         self.ledger.release(request.room)
         self._tombstones.add(request.room, now)
         del self._rooms[request.room]

@@ -100,6 +100,11 @@ class PrefillRequest:
         """Whether a decode engine takes over."""
         return self.dispatch.decode is not None
 
+    @property
+    def may_be_continued(self) -> bool:
+        """Whether a decode engine was to go on from here: it may die, and another take over."""
+        return self.transfers and self.num_computed == self.num_tokens
+
     def advance(self, event: PrefillEvent, target: PrefillState) -> None:
         """Make a move of the table; raises IllegalTransition with the request's story."""
         self._story.append(f"{self.state.value} -{event.value}-> {target.value}")

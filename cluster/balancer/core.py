@@ -302,7 +302,7 @@ class BalancerCore:
 
     def _place(self, key: int, placing: PlacingRound, now: float) -> bool:
         request = self._requests[key]
-        found = placing.find(request.size, request.blamed)
+        found = placing.find(request.size, request.blamed, request.prefers)
         if not isinstance(found, Pair):
             return False
         self._carry_out(key, request, request.dispatch(found, self._mint_room(), now), now)

@@ -38,13 +38,18 @@ class PlacingRound:
             for pool in self._pools
         )
 
-    def find(self, size: Size, blamed: Mapping[WorkerRef, FailureReason]) -> Pair | NoPair | None:
+    def find(
+        self,
+        size: Size,
+        blamed: Mapping[WorkerRef, FailureReason],
+        prefers: WorkerRef | None = None,
+    ) -> Pair | NoPair | None:
         """A pair, why there is none, or None when a smaller request did not find one either."""
         failed = self._failed.setdefault(bisect_left(self._steps, size.num_prompt), [])
         if not blamed and any(_within(smaller, size) for smaller in failed):
             return None
         outstanding = self._occupancy.outstanding
-        found = select_pair(self._pools, outstanding, size, blamed, self._occupancy)
+        found = select_pair(self._pools, outstanding, size, blamed, self._occupancy, prefers)
         if isinstance(found, NoPair) and not blamed:
             failed[:] = [size, *(other for other in failed if not _within(size, other))]
         return found

@@ -115,6 +115,7 @@ class _Chooser:
     outstanding: Mapping[WorkerRef, int]
     size: Size
     blamed: Mapping[WorkerRef, FailureReason]
+    prefers: WorkerRef | None
 
     def best(self, pool: Pool, saturation: Saturation) -> Pair | None:
         size, takes_prompt = self.size, saturation.takes_prompt
@@ -132,17 +133,17 @@ class _Chooser:
             return None
         return Pair(min(prefills, key=self._rank), min(decodes, key=self._rank))
 
-    def rank(self, pair: Pair) -> tuple[bool, int, int, WorkerRef]:
+    def rank(self, pair: Pair) -> tuple[bool, bool, int, int, WorkerRef]:
         prefill, decode = self._rank(pair.prefill), self._rank(pair.decode)
-        return prefill[0] or decode[0], prefill[1], decode[1], prefill[2]
+        return prefill[0] or decode[0], prefill[1], prefill[2], decode[2], prefill[3]
 
     def _may(self, info: WorkerInfo) -> bool:
         blame = self.blamed.get(info.peer.ref)
         return blame is None or blame in TRANSIENT
 
-    def _rank(self, info: WorkerInfo) -> tuple[bool, int, WorkerRef]:
+    def _rank(self, info: WorkerInfo) -> tuple[bool, bool, int, WorkerRef]:
         ref = info.peer.ref
-        return ref in self.blamed, self.outstanding.get(ref, 0), ref
+        return ref in self.blamed, ref != self.prefers, self.outstanding.get(ref, 0), ref
 
 
 _UNSATURATED = Unsaturated()
@@ -154,13 +155,15 @@ def select_pair(
     size: Size,
     blamed: Mapping[WorkerRef, FailureReason],
     saturation: Saturation = _UNSATURATED,
+    prefers: WorkerRef | None = None,
 ) -> Pair | NoPair:
     """The least loaded prefill worker that has a partner, and its least loaded partner.
 
     `outstanding` counts tokens not yet done, by worker. `blamed` are the workers that earlier
     attempts of this request failed on: they are avoided, and returned to only for transient faults.
+    The prefill worker that it `prefers` has its prompt's blocks still, perhaps.
     """
-    chooser = _Chooser(outstanding, size, blamed)
+    chooser = _Chooser(outstanding, size, blamed, prefers)
     pairs = [pair for pool in pools if (pair := chooser.best(pool, saturation)) is not None]
     if pairs:
         return min(pairs, key=chooser.rank)

@@ -137,6 +137,7 @@ class Request:
     for_turn: bool = False  # while waiting: a pair will take it once it has done enough
     delivered: list[int] = field(default_factory=list)
     blamed: dict[WorkerRef, FailureReason] = field(default_factory=dict)
+    prefers: WorkerRef | None = None  # computed the prompt, and may have it still
     _waited_s: float = 0.0
     _last_fault: str = ""
     _story: list[str] = field(default_factory=list)
@@ -264,7 +265,7 @@ class Request:
         if reason is FailureReason.QUEUE_FULL:
             return self._again(reason, text, _PEER_ABORTED, now)
         if reason is FailureReason.DRAINING:
-            return self._drained(ref, text, now)
+            return self._drained(ref, text, _PEER_ABORTED, now)
         if reason is FailureReason.BALANCER_LOST:  # it is we who were not heard
             return self._broken(reason, text, {}, now)
         if reason is FailureReason.PEER_LOST:
@@ -284,7 +285,7 @@ class Request:
         if in_order:
             if leg is attempt.prefill and not attempt.awaits(leg):
                 return []  # it handed off, or the decode leg says that it did not
-            return self._drained(ref, f"{ref} left", now)
+            return self._drained(ref, f"{ref} left", FailureReason.PEER_LOST, now)
         return self._lost(leg, f"{ref} is gone: {detail}", now)
 
     def progress(self, ref: WorkerRef, *, named: bool, now: float) -> list[Instruction]:
@@ -351,16 +352,20 @@ class Request:
         told = reason if reason is FailureReason.PEER_LOST else _PEER_ABORTED
         return self._again(reason, detail, told, now)
 
-    def _drained(self, ref: WorkerRef, detail: str, now: float) -> list[Instruction]:
+    def _drained(
+        self, ref: WorkerRef, detail: str, told: FailureReason, now: float
+    ) -> list[Instruction]:
         """An engine that leaves is nobody's fault: another takes the request, at no attempt's cost."""
         self.blamed[ref] = FailureReason.DRAINING
         self._last_fault = detail
-        return self._again(FailureReason.DRAINING, detail, _PEER_ABORTED, now)
+        return self._again(FailureReason.DRAINING, detail, told, now)
 
     def _again(
         self, reason: FailureReason, detail: str, told: FailureReason, now: float
     ) -> list[Instruction]:
         self._advance(_E.RETRY, detail)
+        if self.attempt is not None and self.delivered:
+            self.prefers = self.attempt.prefill.peer.ref
         self.waiting_since, self.for_turn = now, False
         return [*self._end_attempt(told), Retry(reason, detail)]
 

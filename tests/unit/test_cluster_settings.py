@@ -168,6 +168,7 @@ def test_every_key_is_a_flag(launched: list[ClusterSettings]) -> None:
         "device": "cpu",
         "prefix_caching": False,
         "verify_handoff": False,
+        "salvage_lease_s": 2.5,
         "endpoint": False,
         "bootstrap_port": 7100,
         "max_request_bytes": 7000,

@@ -109,6 +109,17 @@ class LedgerMachine(RuleBasedStateMachine):
         elif self.phase.get(room) in ("reserved", "writing"):
             self.stopped.add(room)
 
+    @precondition(lambda self: self.of_phase("in_use", "leased"))
+    @rule(data=st.data(), until=st.integers(0, 9))
+    def keep(self, data: st.DataObject, until: int) -> None:
+        self.ledger.keep(data.draw(st.sampled_from(self.of_phase("in_use", "leased"))), until)
+
+    @rule(now=st.integers(0, 9))
+    def end_keeping(self, now: int) -> None:
+        before = self.ledger.counts()
+        self.ledger.end_keeping(now)
+        assert self.ledger.counts() == before
+
     @rule()
     def flush(self) -> None:
         num_cached = self.ledger.counts()["cached"]
