@@ -36,7 +36,6 @@ class Wait(Enum):
     ACCEPTANCE = "acceptance"  # the decode engine has not accepted the record
     WRITER = "writer"  # in quarantine until the writer says that it stopped
     SETTLING = "settling"  # in quarantine for a time that is known
-    READER = "reader"  # under a lease that another decode engine may still read
 
 
 class AskLedger(MessageBase, frozen=True):

@@ -15,7 +15,7 @@ LONG_QUARANTINE_S = 30.0
 Snapshot = Mapping[str, Any]
 
 _OWN_TURN = ("turn", "sequences", "pages")  # waits that more capacity would shorten
-_NO_FAULT = ("nothing", "writer", "settling", "reader", *_OWN_TURN)
+_NO_FAULT = ("nothing", "writer", "settling", *_OWN_TURN)
 
 
 @dataclass(frozen=True, slots=True)
