@@ -24,6 +24,7 @@ from cluster.api import (
 from cluster.api.access import Access, Keys
 from cluster.api.bodies import Bodies
 from cluster.api.errors import ApiError, api_error, invalid_body
+from cluster.api.farewell import Farewell
 from cluster.api.gate import Gate, tenant_of
 from cluster.api.openapi import ERROR_RESPONSES, describe
 from cluster.api.request_ids import RequestIds
@@ -92,6 +93,7 @@ def _add_middleware(app: FastAPI, dispatcher: Dispatcher, keys: Keys) -> None:
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_middleware(RequestIds)
+    app.add_middleware(Farewell, dispatcher=dispatcher)
 
 
 def _answer(error: ApiError) -> Response:

@@ -71,7 +71,8 @@ class Dispatcher:
         self.metrics = Metrics(settings.model_name)
         self.readiness = Readiness()
         self.members_changed = asyncio.Event()  # set at each change, for whoever clears it
-        self.stopping = False
+        self.leaving = False  # nobody new should come
+        self.stopping = False  # and nobody new is taken
         self.fenced = asyncio.Event()  # set once the cluster counts this incarnation as ended
         self.paused = False
         self.early_aborts = EarlyAborts()
@@ -199,9 +200,14 @@ class Dispatcher:
         self.core.abandon_all(detail, now)
         self._carry_out(now)
 
+    def leave(self) -> None:
+        """Be unready, and let the cluster know; requests are still taken."""
+        self.leaving = True
+        self._client.beat()
+
     def close(self, detail: str) -> None:
         """End every request with an honest error, and take no more."""
-        self.stopping = True
+        self.leaving = self.stopping = True
         self.abandon(detail)
 
     def balancers(self) -> tuple[BalancerMember, ...]:
@@ -214,7 +220,7 @@ class Dispatcher:
 
     def unready_reason(self) -> Reason | None:
         """Why a request would fail now, or None when a recent one did not."""
-        if self.stopping:
+        if self.leaving:
             return Reason("the load balancer stops")
         if self.paused:
             return Reason("an administrator paused the server")
@@ -241,7 +247,7 @@ class Dispatcher:
 
     def _load(self) -> WorkerLoad:
         """On the client's thread."""
-        state = WorkerState.DRAINING if self.stopping else WorkerState.READY
+        state = WorkerState.DRAINING if self.leaving else WorkerState.READY
         num_waiting = self.core.num_waiting
         num_running = max(0, self.core.num_requests - num_waiting)
         return WorkerLoad(state, num_waiting, num_running)

@@ -5,6 +5,7 @@ knows no HTTP.
 """
 
 import asyncio
+import itertools
 import logging
 import signal
 import socket
@@ -20,6 +21,7 @@ from cluster.api.app import create_app
 from cluster.api.broken_streams import no_fault
 from cluster.api.tls import uvicorn_tls
 from cluster.balancer.dispatcher import Dispatcher
+from cluster.balancer.leaving import Leaving, Phase
 from cluster.balancer.probe import probe_forever
 from cluster.balancer.settings import BalancerSettings
 from engine.tokenizer import Tokenizer
@@ -28,6 +30,7 @@ PROBE_TEXT = "Hello"
 BACKLOG = 2048  # connections that are not accepted yet
 MAX_CONNECTIONS = 1 << 14  # beyond it uvicorn answers 503
 STALLED_READER_S = 60.0
+LEAVE_TICK_S = 0.1
 CLOSE_GRACE_S = 2  # for connections, once no stream has anything more to say
 
 log = logging.getLogger(__name__)
@@ -36,8 +39,9 @@ log = logging.getLogger(__name__)
 def run_balancer(settings: BalancerSettings) -> None:
     """Serve in the foreground until SIGTERM or SIGINT; raises ConfigError for what cannot work.
 
-    At the signal no connection is accepted any more; streams go on for `shutdown_grace_s`, then end
-    with an error event.
+    At the signal `/ready` turns 503, and new requests are still served for `drain_delay_s`; then they get
+    503 and streams go on for `shutdown_grace_s`, after which they end with an error event. A second
+    signal ends all at once.
     """
     tokenizer = Tokenizer(settings.model_dir)
     listener = listen(settings.host, settings.port)
@@ -163,14 +167,33 @@ class BalancerServer(uvicorn.Server):
         """Read the key files again."""
         self._keys.reload()
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came; called by uvicorn's handlers."""
+        insisted = self.should_exit
+        super().handle_exit(sig, frame)
+        self.force_exit = insisted
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn, once."""
-        dispatcher = self._dispatcher
+        dispatcher, loop = self._dispatcher, asyncio.get_running_loop()
+        settings = dispatcher.settings
+        leaving = Leaving(loop.time(), settings.drain_delay_s, settings.shutdown_grace_s)
+        await self._leave(leaving)
         dispatcher.stopping = True
-        loop = asyncio.get_running_loop()
-        grace_s = dispatcher.settings.shutdown_grace_s
-        late = loop.call_later(grace_s, dispatcher.close, "the load balancer stops")
+        late = loop.call_at(leaving.ends_at, dispatcher.close, "the load balancer stops")
         try:
             await super().shutdown(sockets)
         finally:
             late.cancel()
+
+    async def _leave(self, leaving: Leaving) -> None:
+        """Answer whoever still comes until nothing runs any more."""
+        dispatcher, loop = self._dispatcher, asyncio.get_running_loop()
+        dispatcher.leave()
+        for tick in itertools.count():
+            phase = leaving.phase(len(self.server_state.tasks), loop.time())
+            dispatcher.stopping = phase is not Phase.UNREADY
+            if phase is Phase.OVER or self.force_exit:
+                return
+            await asyncio.sleep(LEAVE_TICK_S)
+            await self.on_tick(tick)  # else answers would bear the date of the signal

@@ -20,8 +20,11 @@ class BalancerSettings:
     send tokens to. `model_dir` holds the tokenizer; `model_name` is what clients ask for. A request
     without an answer after `request_timeout_s` fails; `pair_wait_s` bounds the waits for a pair of
     workers in it. Beyond `max_waiting_requests` or `max_waiting_tokens` (of their prompts) in the queue
-    new requests are turned away. At a stop, streams may go on for `shutdown_grace_s`. A stream's second
-    and later events hold at least `stream_interval` tokens each.
+    new requests are turned away. A stream's second and later events hold at least `stream_interval`
+    tokens each.
+
+    At a stop the balancer is unready and serves on for `drain_delay_s`, until those who route to it know;
+    then it refuses what is new, and streams may go on for `shutdown_grace_s`.
 
     Without `api_key_file` everybody may ask; without `admin_key_file` there are no administrators'
     routes. `allowed_origins` are web origins, parted by commas, whose pages may call the API; `*` is
@@ -46,6 +49,7 @@ class BalancerSettings:
     silence_s: float = 30.0
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 1 << 20
+    drain_delay_s: float = 0.0
     shutdown_grace_s: float = 10.0
     num_text_threads: int = 2
     stream_interval: int = 1
@@ -78,7 +82,8 @@ class BalancerSettings:
             ("silence_s", 1, 3600),
             ("max_waiting_requests", 1, 1 << 20),
             ("max_waiting_tokens", 1, 1 << 30),
-            ("shutdown_grace_s", 0, 600),
+            ("drain_delay_s", 0, 600),
+            ("shutdown_grace_s", 0, 3600),
             ("num_text_threads", 1, 64),
             ("stream_interval", 1, 1024),
             ("max_request_bytes", 1 << 10, 1 << 30),
