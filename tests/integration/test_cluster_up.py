@@ -78,6 +78,9 @@ def test_a_cluster_serves_survives_kills_and_ends_without_a_trace(up: UpProcess)
     assert facts["num_pairs"] == 1
     assert {member["worker"] for member in facts["members"]} == {"prefill-0", "decode-0"}
     assert up.command("status").stdout.count("ready") >= 3
+    doctor = up.command("doctor")
+    assert doctor.stdout.endswith("nothing is wrong\n"), doctor.stdout + doctor.stderr
+    assert doctor.returncode == 0
 
     # A killed decode engine comes back as another incarnation; the prefill engine is untouched.
     old = up.incarnations()
