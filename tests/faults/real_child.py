@@ -16,7 +16,7 @@ from typing import Any
 from bootstrap.client import BootstrapClient
 from bootstrap.identity import Peer, WorkerRef
 from bootstrap.mailbox import Mailbox
-from bootstrap.messages import Message
+from bootstrap.messages import Message, TokenBatch
 from cluster.balancer.serve import run_balancer
 from cluster.balancer.settings import BalancerSettings
 from cluster.bootstrap_host import BootstrapHost, BootstrapSettings
@@ -41,11 +41,23 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Stop the thread that comes to `step`, before or after it, the `count`-th time."""
+    """Stop the thread that comes to `step`, before or after it, the `count`-th time.
+
+    With `position` only tokens of that output position count, and none that is its stream's last.
+    """
 
     step: str  # a message's class name, or WRITE
     after: bool = False
     count: int = 1
+    position: int | None = None
+
+    def is_at(self, step: str, message: Message | None, *, after: bool) -> bool:
+        """Whether this is the step."""
+        if (self.step, self.after) != (step, after):
+            return False
+        if self.position is None or not isinstance(message, TokenBatch):
+            return self.position is None
+        return any(r.position == self.position and r.finish is None for r in message.rooms)
 
 
 @dataclass(slots=True)
@@ -71,10 +83,12 @@ class _Holds:
                 self._hold, self._num_passed = command, 0
                 self.parent.send(("armed", ""))
 
-    def pass_by(self, step: str, towards: str, *, after: bool) -> None:
+    def pass_by(
+        self, step: str, towards: str, message: Message | None = None, *, after: bool
+    ) -> None:
         """On the thread that does `step` towards a worker."""
         hold = self._hold
-        if hold is None or hold.step != step or hold.after != after:
+        if hold is None or not hold.is_at(step, message, after=after):
             return
         with self._lock:
             self._num_passed += 1
@@ -107,9 +121,9 @@ def _hold_steps(holds: _Holds) -> None:
 
     def held_post(self: Mailbox, peer: Peer, message: Message) -> None:
         step, towards = type(message).__name__, peer.ref.worker_id
-        holds.pass_by(step, towards, after=False)
+        holds.pass_by(step, towards, message, after=False)
         post(self, peer, message)
-        holds.pass_by(step, towards, after=True)
+        holds.pass_by(step, towards, message, after=True)
 
     def held_send(self: BootstrapClient, message: Message) -> bool:
         step = type(message).__name__

@@ -95,7 +95,7 @@ class RealProcess:
             elif word == "armed":
                 self._armed.set()
             elif word == "held":
-                self.towards = "lb" if value == "balancer" else value
+                self.towards = "lb" if value.startswith("balancer") else value
                 self.held.set()
 
     def wait_serving(self, timeout_s: float = 60.0) -> None:
@@ -250,8 +250,16 @@ class RealCluster:
         )
 
     def wait_members(self, count: int, timeout_s: float = 60.0) -> None:
-        """Until so many engines are members."""
-        wait_for(lambda: len(self.members()) == count, timeout_s, f"{count} members")
+        """Until so many engines are members; a process that ended by itself is told with its log."""
+
+        def all_there() -> bool:
+            for life in list(self.processes.values()):
+                code = life.process.exitcode
+                if code not in (None, -signal.SIGKILL) and not self.respawning:
+                    raise AssertionError(f"{life.name}: {code}\n{self.log_of(life.name)[-3000:]}")
+            return len(self.members()) == count
+
+        wait_for(all_there, timeout_s, f"{count} members")
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Until a real request has passed."""
@@ -274,7 +282,8 @@ class RealCluster:
 
     def log_of(self, name: str) -> str:
         """All output of a process, all its lives."""
-        return (self._folder / f"{name}.log").read_text(errors="replace")
+        path = self._folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     # --- inner ---------------------------------------------------------------------------------
 
