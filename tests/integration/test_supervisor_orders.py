@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,29 @@ def test_sigterm_to_an_engines_process_is_a_drain_and_another_life_follows(
     wait_for(lambda: cluster.all_serve(["decode-0"]), 60, "serving again")
     assert cluster.lives()["decode-0"] != before
     assert cluster.look().workers[1].last_error == f"ended: drained within {DRAIN_S:g} s"
+
+
+def test_engines_on_a_host_that_ray_takes_away_drain_before_they_are_killed(
+    ray_folder: Path, tmp_path: Path, stopped: list[Supervised]
+) -> None:
+    """The last test of this file: the only host takes no actor any more."""
+    import ray
+    from ray._raylet import GcsClient
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    cluster = Supervised(tmp_path, ["prefill-0", "decode-0"])
+    stopped.append(cluster)
+    gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+    node_id = ray.get_runtime_context().get_node_id()
+    deadline_ms = int((time.time() + 600) * 1000)
+    preempted = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    accepted, why = gcs.drain_node(node_id, preempted, "the host goes away", deadline_ms)
+    assert accepted, why
+
+    def waits() -> Any:
+        engines = cluster.look().workers[1:]
+        return all(w.stage == "waiting for a process" and w.num_restarts == 1 for w in engines)
+
+    wait_for(waits, 30, "engines that wait for another host")
+    assert [w.last_error for w in cluster.look().workers[1:]] == ["", ""]  # they left in order
+    assert cluster.look().workers[0].state == "serving"  # the bootstrap service is no engine
