@@ -38,7 +38,7 @@ class ProcessCluster:
         **both: Any,
     ) -> None:
         self._closers = ExitStack()
-        self._model_dir, self._log_dir = model_dir, log_dir
+        self.model_dir, self._log_dir = model_dir, log_dir
         self._settings = {
             "prefill": {"block_size": 4, "num_blocks": 256, **both, **(prefill or {})},
             "decode": {"block_size": 4, "num_blocks": 256, **both, **(decode or {})},
@@ -57,7 +57,7 @@ class ProcessCluster:
                 for index in range(count):
                     self.start_engine(role, f"{role[0]}{index}")
             self.balancer = self._closers.enter_context(
-                HttpBalancer(self.service.endpoint, self._model_dir, MODEL_NAME, **self._balancer)
+                HttpBalancer(self.service.endpoint, self.model_dir, MODEL_NAME, **self._balancer)
             )
             self.balancer.wait_ready(60.0)
             total = sum(self._counts.values())
@@ -77,7 +77,7 @@ class ProcessCluster:
         """Start a process, a new incarnation if the worker lived before."""
         settings = EngineSettings(
             worker_id=worker_id,
-            model_dir=str(self._model_dir),
+            model_dir=str(self.model_dir),
             model_name=MODEL_NAME,
             bootstrap=self.service.endpoint,
             **self._settings[role],
@@ -99,6 +99,14 @@ class ProcessCluster:
         """Who is registered, by worker id, as the balancer sees it."""
         members = self.balancer.get("/status").json()["members"]
         return {m["worker"]: WorkerRef(m["worker"], m["incarnation"]) for m in members}
+
+    def signal(self, worker_id: str, number: int) -> None:
+        """Send a signal to an engine's process."""
+        self._processes[worker_id].send_signal(number)
+
+    def log_of(self, worker_id: str) -> str:
+        """All output of an engine, all its lives."""
+        return (self._log_dir / f"{worker_id}.log").read_text(errors="replace")
 
     def kill(self, worker_id: str) -> None:
         """SIGKILL, wait until the process is gone, and tell the service as a supervisor does."""
