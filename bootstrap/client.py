@@ -195,7 +195,7 @@ class BootstrapClient:
                 self._note_failed(self._watch.drain())
                 self._receive()
                 self._speak()
-            if self._goodbye and not self._session.fenced:
+            if self._goodbye:
                 self._send(Unregister())
         finally:
             with self._lock:

@@ -49,7 +49,7 @@ class BalancerJoined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """An engine or balancer is gone. May come twice: first as silent, later as known dead."""
+    """An engine or balancer is gone. May come again: first as silent or replaced, later as dead."""
 
     peer: Peer
     reason: LeaveReason
@@ -66,7 +66,7 @@ class Left:
 
     @property
     def dead(self) -> bool:
-        """Whether it is known to write nothing any more; if not, it may come back."""
+        """Whether it is known to write nothing any more."""
         return self.reason.dead
 
 
@@ -88,7 +88,7 @@ DirectoryEvent = Joined | BalancerJoined | Left | LoadsChanged | Fenced
 
 
 class Directory:
-    """At most one incarnation per worker id; one known dead never returns.
+    """At most one incarnation per worker id; one that ended never returns.
 
     Changes apply in the order of their versions; after a gap nothing applies until a snapshot.
     """
@@ -102,7 +102,8 @@ class Directory:
         self._members: dict[str, AnyMember] = {}  # by worker id
         self._unconfirmed: dict[WorkerRef, float] = {}  # not heard of in this life; until when
         self._silent: dict[WorkerRef, Peer] = {}  # left, not known dead; oldest first
-        self._dead: dict[WorkerRef, None] = {}  # oldest first
+        self._replaced: dict[WorkerRef, Peer] = {}  # never return, not known dead; oldest first
+        self._ended: dict[WorkerRef, None] = {}  # never return; oldest first
         self._past_lives: dict[WorkerRef, None] = {}  # oldest first
 
     @property
@@ -154,7 +155,7 @@ class Directory:
         """Assert what must hold between messages."""
         refs = {member.info.peer.ref for member in self._members.values()}
         assert all(m.info.peer.ref.worker_id == key for key, m in self._members.items())
-        assert not refs & self._dead.keys(), "a dead member"
+        assert not refs & self._ended.keys(), "an ended member"
         assert not refs & self._silent.keys(), "a member that left"
         assert self._unconfirmed.keys() <= refs, "waiting for no member"
         assert self._service not in self._past_lives, "a past life is present"
@@ -187,7 +188,7 @@ class Directory:
         self._version, self.needs_snapshot = whole.version, False
         events: list[DirectoryEvent] = []
         for ref, reason in whole.ended:
-            if ref not in self._dead:
+            if ref not in self._ended or ref in self._replaced:
                 events += self._leave(ref, reason)
         for member in whole.members:
             events += self._join(member)
@@ -202,7 +203,7 @@ class Directory:
 
     def _join(self, member: AnyMember) -> list[DirectoryEvent]:
         ref = member.info.peer.ref
-        if ref in self._dead:  # a new life of the service does not know that yet
+        if ref in self._ended:  # a new life of the service does not know that yet
             return []
         events: list[DirectoryEvent] = []
         old = self._members.get(ref.worker_id)
@@ -219,13 +220,15 @@ class Directory:
 
     def _leave(self, ref: WorkerRef, reason: LeaveReason) -> list[DirectoryEvent]:
         self._unconfirmed.pop(ref, None)
-        peer = self._silent.pop(ref, None)
+        if ref in self._replaced and not reason.dead:
+            return []
+        peer = self._silent.pop(ref, None) or self._replaced.pop(ref, None)
         if self._is_member(ref):
             peer = self._members.pop(ref.worker_id).info.peer
-        if reason.dead:
-            _remember(self._dead, ref, None)
-        elif peer is not None:
-            _remember(self._silent, ref, peer)
+        if reason.final:
+            _remember(self._ended, ref, None)
+        if peer is not None and not reason.dead:
+            _remember(self._replaced if reason.final else self._silent, ref, peer)
         return [] if peer is None else [Left(peer, reason)]
 
     def _loads(self, message: LoadReport) -> list[DirectoryEvent]:

@@ -88,9 +88,17 @@ class LeaveReason(Enum):
     REPLACED = "replaced"  # a younger incarnation took its place
 
     @property
-    def dead(self) -> bool:
-        """Whether this incarnation writes nothing any more and never returns."""
+    def final(self) -> bool:
+        """Whether this incarnation never returns."""
         return self not in (LeaveReason.LEASE_EXPIRED, LeaveReason.NOT_ANNOUNCED)
+
+    @property
+    def dead(self) -> bool:
+        """Whether this incarnation writes nothing any more.
+
+        One that was replaced may be stopped or cut off, and write when it wakes.
+        """
+        return self.final and self is not LeaveReason.REPLACED
 
 
 class Register(MessageBase, frozen=True):

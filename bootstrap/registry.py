@@ -70,7 +70,7 @@ class Registry:
     """One incarnation per worker id, the youngest; each change raises `version` by one.
 
     An incarnation that was replaced, was evicted or said goodbye stays ended. One whose lease ran
-    out may come back: it was silent, not seen dead.
+    out may come back: it was silent, not seen dead. That one which was replaced has died is news too.
     """
 
     def __init__(self, service: WorkerRef, lease_s: float) -> None:
@@ -206,7 +206,7 @@ class Registry:
         return self._push(MemberJoined(self.version, entry.member))
 
     def _end(self, ref: WorkerRef, reason: LeaveReason) -> list[Send]:
-        if ref in self._tombstones:
+        if self._tombstones.get(ref, LeaveReason.REPLACED).dead:
             return []
         return self._remove(ref, reason)
 
@@ -214,13 +214,14 @@ class Registry:
         if self._entry(ref) is not None:
             del self._entries[ref.worker_id]
             self._heard.pop(ref, None)
-        if reason.dead:
+        if reason.final:
             self._bury(ref, reason)
         self.version += 1
         return self._push(MemberLeft(self.version, ref, reason))
 
     def _bury(self, ref: WorkerRef, reason: LeaveReason) -> None:
         self._subscribers.pop(ref, None)
+        self._tombstones.pop(ref, None)
         self._tombstones[ref] = reason
         if len(self._tombstones) > MAX_TOMBSTONES:
             del self._tombstones[next(iter(self._tombstones))]

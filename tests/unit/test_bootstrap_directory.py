@@ -105,6 +105,17 @@ def test_replacement_of_a_silent_worker_reports_it_dead_first() -> None:
     assert events == [left(OLD, LeaveReason.REPLACED), joined(NEW)]
 
 
+def test_replaced_worker_is_reported_again_when_known_dead() -> None:
+    directory = directory_with(OLD)
+    events = directory.apply(FIRST, MemberJoined(2, member(NEW)), 0.0)
+    assert events == [left(OLD, LeaveReason.REPLACED), joined(NEW)]
+    assert not left(OLD, LeaveReason.REPLACED).dead, "it may be stopped, and write when it wakes"
+    assert directory.apply(FIRST, MemberLeft(3, OLD, LeaveReason.REPLACED), 0.0) == []
+    missed = Snapshot(FIRST, 5, (member(NEW),), ended=((OLD, LeaveReason.EVICTED),))
+    assert directory.apply(FIRST, missed, 0.0) == [left(OLD, LeaveReason.EVICTED)]
+    assert directory.apply(FIRST, MemberLeft(6, OLD, LeaveReason.EVICTED), 0.0) == []
+
+
 def test_deaths_that_were_missed_come_with_the_snapshot() -> None:
     directory = directory_with(OLD, OTHER)
     directory.apply(FIRST, MemberLeft(2, OTHER, LeaveReason.LEASE_EXPIRED), 0.0)
@@ -297,4 +308,4 @@ def test_directory_equals_the_registry_again_after_any_losses(
     assert refs(world.directory) <= of_registry
     # A new life of the service may not know yet who ended, or was replaced, in an earlier one; whom the
     # directory misses it knows as dead.
-    assert of_registry - refs(world.directory) <= world.directory._dead.keys()
+    assert of_registry - refs(world.directory) <= world.directory._ended.keys()

@@ -100,6 +100,15 @@ def test_newer_incarnation_replaces_the_older_at_once() -> None:
     assert refs(registry) == {new}
 
 
+def test_that_a_replaced_incarnation_died_is_told_once() -> None:
+    registry, old, new = make_registry(), make_ref("p0", 1), make_ref("p0", 2)
+    join(registry, old)
+    join(registry, new, 0.5)
+    assert bodies(registry.evict(old)) == [MemberLeft(4, old, LeaveReason.EVICTED)]
+    assert registry.evict(old) == registry.unregister(old) == []
+    assert refs(registry) == {new}
+
+
 def test_older_process_never_replaces_a_younger_one_after_a_service_restart() -> None:
     registry, zombie, new = make_registry(), make_ref("p0", 1), make_ref("p0", 2)
     join(registry, new, 10.0, age_s=5.0)
@@ -263,7 +272,7 @@ def test_ended_incarnations_never_return_whatever_happens(
             if send.to == LISTENER and isinstance(message, MemberJoined | MemberLeft):
                 assert message.version == version + 1
                 version += 1
-            if isinstance(message, MemberLeft) and message.reason.dead:
+            if isinstance(message, MemberLeft) and message.reason.final:
                 ended.add(message.ref)
             if isinstance(message, MemberLeft) and message.reason is LeaveReason.LEASE_EXPIRED:
                 assert message.ref in before
