@@ -6,7 +6,7 @@ One row per step, one column per fault; the three letters are the moments before
     R  again on the only pair, or elsewhere   L  503 with one pair, elsewhere with two
     V  503 with one pair, same with two       M  elsewhere with one pair, same with two
     O  same with one pair, elsewhere with two C  cancelled, as the client wished
-    X  caught by the simulation alone         .  means nothing; `cells` or `injection` says why
+    .  means nothing; `cells` or `injection` says why
 """
 
 from tests.faults.cells import Cell, Fault, Layout, Position, Step
@@ -38,22 +38,22 @@ writer-stopped  CC.    CC.   CCC     CC.      CC.       CC.
 _ENGINES = """
                 kill-p kill-d stop-p stop-d restart-p restart-d move-p move-d replace-p replace-d
 register        VVV    VVV    VVV    VVV    SSM       SSM       SSM    SSM    SMM       SMM
-dispatch-p      LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    EEX       EEE
-dispatch-d      LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    EEX       EEE
-admit           LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    EXX       EEE
-manifest        LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    XXX       EEE
-write-0         LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    XXX       EEE
-write-1         LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    XXX       EEE
-write-2         LLL    LLL    LLS    LLL    EEE       EEE       EEE    EEE    XXS       EEE
-first-token     LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    XXX       EEE
+dispatch-p      LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    EEE       EEE
+dispatch-d      LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    EEE       EEE
+admit           LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    EEE       EEE
+manifest        LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    EEE       EEE
+write-0         LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    EEE       EEE
+write-1         LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    EEE       EEE
+write-2         LLL    LLL    LLS    LLL    EEE       EEE       EEE    EEE    EES       EEE
+first-token     LLL    LLL    LLL    LLL    EEE       EEE       EEE    EEE    EEE       EEE
 commit          LLS    LLL    LSS    LLL    EES       EEE       EES    EEE    ESS       EEE
 accept          SSS    LLL    SSS    LLL    SSS       EEE       SSS    EEE    SSS       EEE
 token-batch     SSS    LLL    SSS    LLL    SSS       EEE       SSS    EEE    SSS       EEE
 finish          SSS    LLS    SSS    LSS    SSS       EES       SSS    EES    SSS       ESS
 release         SSS    SSS    SSS    SSS    SSS       SSS       SSS    SSS    SSS       SSS
 heartbeat       SSS    LLL    SSS    LLL    SSS       EEE       SSS    EEE    SSS       EEE
-cancel-p        CCC    CCC    CCC    CCC    CCC       CCC       CCC    CCC    XXX       CCC
-cancel-d        CCC    CCC    CCC    CCC    CCC       CCC       CCC    CCC    XXX       CCC
+cancel-p        CCC    CCC    CCC    CCC    CCC       CCC       CCC    CCC    CCC       CCC
+cancel-d        CCC    CCC    CCC    CCC    CCC       CCC       CCC    CCC    CCC       CCC
 writer-stopped  CCC    CCC    CCC    CCC    CCC       CCC       CCC    CCC    CCC       CCC
 """
 
@@ -89,7 +89,6 @@ _OUTCOMES: dict[str, tuple[Outcome, Outcome]] = {  # with one pair, with two
     "M": (Outcome.ELSEWHERE, Outcome.SAME),
     "O": (Outcome.SAME, Outcome.ELSEWHERE),
     "C": (Outcome.CANCELLED, Outcome.CANCELLED),
-    "X": (Outcome.WRONG, Outcome.WRONG),
 }
 
 # From the fault to the client's outcome, its whole answer included; seconds.

@@ -73,8 +73,7 @@ def judge(cell: Cell, seed: int) -> CellResult:
     try:
         run = run_cell(cell, seed)
     except PageViolation as error:
-        is_known = wanted is Outcome.WRONG
-        return CellResult(cell.name, Outcome.WRONG.value, None, str(error), ok=is_known)
+        return CellResult(cell.name, Outcome.WRONG.value, None, str(error), ok=False)
     except (AssertionError, PdserveError) as error:
         detail = f"{type(error).__name__}: {error}"
         return CellResult(cell.name, Outcome.BROKEN.value, None, detail, ok=False)

@@ -152,7 +152,7 @@ class Worker(_Client):
     ) -> None:
         super().__init__(clock, network, me, node.info)
         self.node = node
-        self.fenced = False
+        self.on_fenced: Callable[[Worker], None] = lambda worker: None
         self._truth = truth
         self._on_writes = on_writes
         self._looks = False  # whether a look around is due
@@ -175,8 +175,7 @@ class Worker(_Client):
         elif isinstance(event, Left):
             self.node.left(event.ref, event.dead)
         elif isinstance(event, Fenced):
-            self.fenced = True
-            self.kill()
+            self.on_fenced(self)  # it ends, and its supervisor sees that
 
     def take(self, packet: Packet) -> None:
         if isinstance(packet.message, Ping):

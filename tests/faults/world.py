@@ -98,6 +98,7 @@ class World:
         )
         node = make_node(me, role, pool)
         worker = Worker(self.clock, self.network, me, node, self._truth, self.transport.look)
+        worker.on_fenced = self.kill
         self._inboxes[me.endpoint] = worker
         if address is not None:
             for endpoint in self._inboxes:
