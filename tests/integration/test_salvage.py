@@ -68,7 +68,7 @@ def test_a_stream_whose_decode_engine_is_killed_goes_on_where_its_prompt_is(
             for chunk in client.completions.create(
                 model=MODEL_NAME,
                 prompt=PROMPT,
-                max_tokens=600,
+                max_tokens=200,
                 seed=3,
                 stream=True,
                 extra_body={"ignore_eos": True},
@@ -81,16 +81,9 @@ def test_a_stream_whose_decode_engine_is_killed_goes_on_where_its_prompt_is(
         seen: list[str] = []
         future = thread.submit(text, seen)
         wait_for(lambda: len(seen) > 5, what="the stream to run")
-        running = wait_for(lambda: decoding(cluster), what="a heartbeat that tells who decodes")
-        cluster.kill(running)
+        cluster.kill("d0")  # of equals the first by name is chosen
         assert future.result(60) == expected
         assert prefix_hits(cluster) - hits >= 2 * NUM_FULL, "found at the first attempt, and again"
-
-
-def decoding(cluster: ProcessCluster) -> str | None:
-    members = cluster.balancer.get("/status").json()["members"]
-    busy = [m["worker"] for m in members if m["worker"].startswith("d") and m["num_running"]]
-    return busy[0] if busy else None
 
 
 def prefix_hits(cluster: ProcessCluster) -> float:
