@@ -124,7 +124,7 @@ def life_lines(supervised: Sequence[SupervisedWorker]) -> list[str]:
         said = []
         if worker.state == "waiting":
             said.append(f"starts again in {worker.retry_in_s} s")
-        elif worker.state in ("ending", "starting"):
+        elif worker.state in ("draining", "ending", "starting"):
             said.append(worker.stage)
         if worker.num_restarts:
             said.append(f"restarts: {worker.num_restarts}")

@@ -201,6 +201,7 @@ class SupervisorActor:
             "num_cpus": NUM_CPUS_PER_ACTOR,
             "max_concurrency": _NUM_THREADS,
             "max_restarts": 0,  # restarts are decided here, each one a new incarnation
+            "resources": slot(spec.role, ray.get_runtime_context().get_node_labels()),
         }
         if spec.role is Role.BOOTSTRAP:
             # Its endpoint is an address of this node.
@@ -327,7 +328,8 @@ class SupervisorActor:
             engines = [life for w, life in serving.items() if self._specs[w].role in ENGINE_ROLES]
             for life in engines:
                 life.actor.drain.remote(self._last_drain_s)
-            _wait_for_all(engines, self._last_drain_s + STOP_GRACE_S)
+            for life in _wait_for_all(engines, self._last_drain_s + STOP_GRACE_S):
+                log.info("%s: %s", life.report.ref, last_words(life.run))
         for life in serving.values():
             life.actor.stop.remote()
         _wait_for_all(list(serving.values()), STOP_GRACE_S)
@@ -351,10 +353,13 @@ class SupervisorActor:
         return None if life is None else life.report
 
 
-def _wait_for_all(lives: Sequence[_Life], timeout_s: float) -> None:
-    if lives:
-        runs = [life.run for life in lives]
-        ray.wait(runs, num_returns=len(runs), timeout=timeout_s)
+def _wait_for_all(lives: Sequence[_Life], timeout_s: float) -> list[_Life]:
+    """Those whose lives are over by then."""
+    if not lives:
+        return []
+    runs = [life.run for life in lives]
+    over, _ = ray.wait(runs, num_returns=len(runs), timeout=timeout_s)
+    return [life for life in lives if life.run in over]
 
 
 def _ignore(event: DirectoryEvent) -> None:

@@ -43,6 +43,7 @@ from cluster.balancer.journal import note
 from cluster.balancer.members import Members, Reason
 from cluster.balancer.metrics import Metrics
 from cluster.balancer.policy import Pool
+from cluster.balancer.pulse import Pulse
 from cluster.balancer.queue import QueueBounds
 from cluster.balancer.readiness import Readiness
 from cluster.balancer.registration import own_ref, registration
@@ -77,7 +78,8 @@ class Dispatcher:
         self.paused = False
         self.early_aborts = EarlyAborts()
         self._rules = RetryRules(settings.max_attempts, settings.pair_wait_s, settings.silence_s)
-        self._timelines = Timelines(self.metrics)
+        self.pulse = Pulse()
+        self._timelines = Timelines(self.metrics, self.pulse)
         self._traces = Traces(settings.otlp_traces_endpoint, settings.model_name)
         self.stories = Stories(self._traces.ended)
         self._keys = itertools.count(1)
@@ -169,8 +171,6 @@ class Dispatcher:
         self._carry_out(now)
         return generation
 
-    def _refuse_unwanted(self, ask: Ask) -> None:
-        """Raise GenerationFailed for what was aborted before it came, and for all while paused."""
     def turn_away(self, tenant: str, num_bytes: int) -> Failure | None:
         """Why a new call of `tenant` in so many bytes cannot be taken whatever it asks, or None."""
         failure = self.core.refusal_of_any(tenant, num_bytes)
@@ -178,6 +178,8 @@ class Dispatcher:
             self.metrics.requests.labels(failure.kind.value).inc()
         return failure
 
+    def _refuse_unwanted(self, ask: Ask) -> None:
+        """Raise GenerationFailed for what was aborted before it came, and for all while paused."""
         if self.early_aborts.take(ask.answer_id, time.monotonic()):
             raise GenerationFailed(Failure(FailureKind.CANCELLED, "aborted before it came"))
         if self.paused:
@@ -291,7 +293,10 @@ class Dispatcher:
 
     def _take_event(self, event: DirectoryEvent, now: float) -> None:
         if isinstance(event, LoadsChanged):
+            pools = self.core.members.pools
             self.core.loads(event.loads, now)
+            if self.core.members.pools is not pools:  # somebody drains: other pairs must prove themselves
+                self.members_changed.set()
             return
         if isinstance(event, Joined):
             log.info("%s joined as %s", event.member.info.peer.ref, event.member.info.role.value)

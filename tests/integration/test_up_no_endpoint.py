@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from cluster import runtime
@@ -37,6 +38,7 @@ def _ready(url: str) -> bool:
 def test_a_balancer_of_its_own_serves_over_the_engines_of_an_up_without_one(folder: Path) -> None:
     model = make_tiny_model(folder / "tiny")
     secret = folder / "secret"
+    secret.touch(mode=0o600)
     secret.write_text("a secret of more than 32 bytes, for all")
     port, http_port = runtime.free_port("127.0.0.1"), runtime.free_port("127.0.0.1")
     flags = ["--no-endpoint", "--bootstrap-port", str(port), "--secret-file", str(secret)]
@@ -55,12 +57,23 @@ def test_a_balancer_of_its_own_serves_over_the_engines_of_an_up_without_one(fold
             )
         try:
             wait_for(lambda: _ready(up.url), 60, "a ready balancer")
-            body = {"model": "tiny", "prompt": "hello there", "max_tokens": 4}
-            answer = httpx.post(f"{up.url}/v1/completions", json=body, timeout=30)
-            assert answer.status_code == 200, answer.text
+            client = openai.OpenAI(base_url=f"{up.url}/v1", api_key="-", max_retries=0)
+            stream = client.completions.create(
+                model="tiny",
+                prompt="hello there",
+                max_tokens=400,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            assert next(stream).choices[0].text
+            # Its balancer cannot know that the engines are about to go: they end what runs.
+            down = up.command("down", "--port", str(port))
+            assert down.returncode == 0, down.stderr
+            assert up.process.wait(END_TIMEOUT_S) == 0
+            assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+            assert "pdserve:request_retries_total{" not in httpx.get(f"{up.url}/metrics").text
+            assert not _ready(up.url)
+            client.close()
         finally:
             balancer.terminate()
             assert balancer.wait(END_TIMEOUT_S) == 0
-        down = up.command("down", "--port", str(port))
-        assert down.returncode == 0, down.stderr
-        assert up.process.wait(END_TIMEOUT_S) == 0
