@@ -4,7 +4,7 @@ Pure, and the same for both roles. It knows who is a member and who dispatched, 
 """
 
 from bootstrap.identity import WorkerRef
-from bootstrap.messages import DecodeDispatch, PrefillDispatch
+from bootstrap.messages import DecodeDispatch, Ping, PrefillDispatch
 from engine.core import BalancerIsMember, PeerLeft, Received
 
 WATCH_S = 10.0
@@ -15,8 +15,9 @@ class Balancers:
     """A balancer that dispatched is a member, on watch or dead.
 
     Who is no member but dispatches is heard: its joining may be on its way, or it has lost the bootstrap
-    service alone. It is on watch, and lost when it was not heard again for WATCH_S: the dispatch may
-    have waited here while its sender died.
+    service alone. It is on watch, and lost when nothing was heard of it for WATCH_S: the dispatch may
+    have waited here while its sender died. One that waits for an answer asks every second whether the
+    engine is there, so it is heard for as long as it lives.
     """
 
     def __init__(self) -> None:
@@ -33,8 +34,11 @@ class Balancers:
         elif isinstance(event, PeerLeft):
             return self._left(event)
         elif isinstance(event, Received):
-            if isinstance(event.message, PrefillDispatch | DecodeDispatch):
-                self._heard(event.message.reply_to.ref, now)
+            message = event.message
+            if isinstance(message, PrefillDispatch | DecodeDispatch):
+                self._heard(message.reply_to.ref, now)
+            elif isinstance(message, Ping) and event.sender.ref in self._watched:
+                self._heard(event.sender.ref, now)
         return frozenset()
 
     def unheard(self, now: float) -> frozenset[WorkerRef]:

@@ -28,7 +28,7 @@ from bootstrap.security import Security
 from engine.assembly import EngineParts, OnStage, build_engine, published_limits
 from engine.beat import Beat
 from engine.commands import ForgetWeights, UseWeights
-from engine.core import BalancerIsMember, CompileGrammar, EngineCore, GrammarCompiled
+from engine.core import BalancerIsMember, CompileGrammar, EngineCore, GrammarCompiled, Received
 from engine.grammar_compiler import Grammar
 from engine.limits import EngineLimits
 from engine.loop import EngineLoop
@@ -282,6 +282,7 @@ class EngineHost:
         """On the mailbox's thread."""
         if isinstance(message, Ping):
             self._mailbox.post(sender, Pong())
+            self._loop.inbox.put(Received(sender, message))
         elif isinstance(message, SetLogLevel):
             logging.getLogger().setLevel(message.level.upper())
             self._mailbox.post(sender, CommandAnswered(message.command))

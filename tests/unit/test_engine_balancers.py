@@ -3,6 +3,7 @@
 import pytest
 
 from bootstrap.identity import WorkerRef
+from bootstrap.messages import Ping
 from engine.balancers import MAX_DEAD, WATCH_S, Balancers
 from engine.core import BalancerIsMember, PeerJoined, PeerLeft, Received
 from tests.support.cores import (
@@ -67,8 +68,11 @@ def test_one_whose_lease_ran_out_is_served_while_it_is_heard() -> None:
     balancers = known()
     balancers.handle(PeerLeft(REF, dead=False), 0.0)
     assert not balancers.is_dead(REF)
-    for now in (1.0, 1.0 + WATCH_S - 1):
-        balancers.handle(Received(BALANCER, DISPATCHES[0]), now)
+    balancers.handle(Received(BALANCER, Ping()), 0.5)
+    assert balancers.unheard(1e6) == NOBODY, "nothing is done for who only asks"
+    for now, message in ((1.0, DISPATCHES[0]), (1.0 + WATCH_S - 1, Ping())):
+        balancers.handle(Received(BALANCER, message), now)
+        balancers.handle(Received(PREFILL, Ping()), now)
         assert balancers.unheard(now + WATCH_S - 0.1) == NOBODY
     assert balancers.handle(PeerLeft(REF, dead=True), 12.0) == {REF}
 
