@@ -183,6 +183,7 @@ class BalancerCore:
     def left(self, ref: WorkerRef, detail: str, now: float, *, in_order: bool = False) -> None:
         """A worker's incarnation is gone; `in_order` when it said goodbye after its last word."""
         self.members.left(ref)
+        self.occupancy.others.forget(ref)
         self._liveness.forget(ref)
         for room in list(self._rooms_of.get(ref, ())):
             key = self._rooms.get(room)
@@ -197,6 +198,7 @@ class BalancerCore:
         pools = self.members.pools
         for ref, load in loads:
             self.members.load(ref, load)
+        self.occupancy.heard(loads)
         if self.members.pools is not pools:
             self._reconsider(now)
 

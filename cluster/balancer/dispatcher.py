@@ -318,6 +318,7 @@ class Dispatcher:
             self.attendance.left(event, now)
             if event.dead:
                 self._mailbox.forget(event.endpoint)
+        self.core.occupancy.others.see(len(self.balancers()) > 1)
         self.readiness.keep_only(self.core.members.refs)
         self.members_changed.set()
 

@@ -5,11 +5,13 @@ engine's queue, where it cannot.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bootstrap.identity import WorkerRef
 from bootstrap.membership import WorkerInfo
 from cluster.balancer.attempt import Attempt
+from cluster.balancer.others import Loads, Others
 from cluster.balancer.policy import Size
 
 STEPS_AHEAD = 2  # of prompts: one is computed, the next is there when it ends
@@ -38,6 +40,7 @@ class Occupancy:
     """
 
     def __init__(self) -> None:
+        self.others = Others()
         self.outstanding: Counter[WorkerRef] = Counter()
         self._small: Counter[WorkerRef] = Counter()  # tokens
         self._large: Counter[WorkerRef] = Counter()  # prompts
@@ -76,6 +79,12 @@ class Occupancy:
         """The worker said that its queue is full."""
         self._full_until[ref] = now + FULL_WAIT_S
 
+    def heard(self, loads: Loads) -> None:
+        """Workers' newer loads: what is not ours is other balancers'."""
+        if self.others.present:
+            ours = Counter(ref for charges in self._charges.values() for ref in charges)
+            self.others.heard(loads, ours)
+
     def pass_time(self, now: float) -> bool:
         """Whether workers may be asked again that were full."""
         over = [ref for ref, until in self._full_until.items() if now >= until]
@@ -97,6 +106,10 @@ class Occupancy:
                 del counter[ref]
 
     # --- what follows --------------------------------------------------------------------------
+
+    def burden(self) -> Mapping[WorkerRef, int]:
+        """Outstanding tokens by worker, with what other balancers have there."""
+        return self.others.added_to(self.outstanding, len(self._charges))
 
     def takes_prompt(self, info: WorkerInfo, num_prompt: int) -> bool:
         """Whether a prefill worker shall be given such a prompt now."""

@@ -48,7 +48,7 @@ class PlacingRound:
         failed = self._failed.setdefault(bisect_left(self._steps, size.num_prompt), [])
         if not blamed and any(_within(smaller, size) for smaller in failed):
             return None
-        outstanding = self._occupancy.outstanding
+        outstanding = self._occupancy.burden()
         found = select_pair(self._pools, outstanding, size, blamed, self._occupancy, prefers)
         if isinstance(found, NoPair) and not blamed:
             failed[:] = [size, *(other for other in failed if not _within(size, other))]

@@ -1,4 +1,4 @@
-"""Every order of events in which the load balancer is lost: each page comes back, whatever was under way."""
+"""Every order of events in which the load balancer is lost: each page comes back, whatever was going on."""
 
 import pytest
 
