@@ -24,6 +24,7 @@ from cluster.deaths import last_words, why
 from cluster.endings import Endings
 from cluster.order_book import OrderBook
 from cluster.orders import ENGINE_ROLES, Add, Engines, Order, Remove, Step
+from cluster.placement import slot
 from cluster.supervision import Supervision, seen, supervised
 from cluster.supervisor import (
     Backoff,
