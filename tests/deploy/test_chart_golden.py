@@ -126,6 +126,8 @@ def test_the_grace_is_longer_than_the_drain() -> None:
     decode, engine = pod("decode", objects), container("decode", "engine", objects)
     assert environment(engine)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "600"
     assert decode["terminationGracePeriodSeconds"] == 630
+    assert "--drain-s=600" in container("head", "supervisor", objects)["args"]
+    assert pod("head", objects)["terminationGracePeriodSeconds"] == 660
     balancer = container("balancer", "balancer", objects)
     assert "--shutdown-grace-s=90" in balancer["args"]
     wait_s = int(balancer["lifecycle"]["preStop"]["exec"]["command"][1])

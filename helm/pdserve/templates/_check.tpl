@@ -18,7 +18,7 @@
 {{- if and .Values.head.extraRayArgs (eq .Values.ray.mode "kuberay") }}
 {{- fail "head.extraRayArgs: with ray.mode=kuberay the operator writes Ray's command" }}
 {{- end }}
-{{- $owned := list "model" "served_model_name" "prefill" "decode" "host" "port" "ray_address" "secret_file" "endpoint" "bootstrap_port" "start_timeout_s" }}
+{{- $owned := list "model" "served_model_name" "prefill" "decode" "host" "port" "ray_address" "secret_file" "endpoint" "bootstrap_port" "start_timeout_s" "drain_s" }}
 {{- range $key := keys .Values.settings | sortAlpha }}
 {{- if has $key $owned }}{{ fail (printf "settings.%s: the chart sets it" $key) }}{{ end }}
 {{- end }}

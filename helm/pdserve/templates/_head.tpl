@@ -68,6 +68,7 @@ args:
   - --secret-file=/etc/pdserve/secrets/cluster-secret
   - --no-endpoint
   - --bootstrap-port=7100
+  - --drain-s={{ include "pdserve.drainSeconds" $root }}
   - --start-timeout-s={{ mul 60 (max $root.Values.prefill.startupMinutes $root.Values.decode.startupMinutes) }}
   {{- range $values.extraArgs }}
   - {{ . | quote }}
@@ -80,9 +81,11 @@ env:
   {{- end }}
 ports:
   - {name: bootstrap, containerPort: 7100}
-# Ready means that engines and balancers can find each other here, whether or not any is there yet.
+# Ready means that engines and balancers can find each other here, whether or not any is there yet: that
+# port 7100 (1BBC) listens. A connection by the probe would count as a peer without the cluster secret.
 readinessProbe:
-  tcpSocket: {port: bootstrap}
+  exec:
+    command: [grep, -q, ':1BBC .* 0A ', /proc/net/tcp, /proc/net/tcp6]
   periodSeconds: 5
   failureThreshold: 3
 livenessProbe:
@@ -105,6 +108,11 @@ volumeMounts:
   - {name: config, mountPath: /etc/pdserve/config, readOnly: true}
 {{- end }}
 
+{{/* What the engines get for their requests when the whole cluster ends. */}}
+{{- define "pdserve.drainSeconds" -}}
+{{- max .Values.prefill.drainSeconds .Values.decode.drainSeconds -}}
+{{- end }}
+
 {{/* True while the file is young, and while there is none: a start may be slow. (dict "minutes") */}}
 {{- define "pdserve.beats" -}}
 [sh, -c, '[ ! -e /tmp/pdserve.beat ] || [ -n "$(find /tmp/pdserve.beat -mmin -{{ .minutes }})" ]']
@@ -123,7 +131,9 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  {{- include "pdserve.podHead" (dict "root" $root "role" "head" "values" $values "graceSeconds" $values.terminationGracePeriodSeconds) | nindent 2 }}
+  {{- include "pdserve.podHead" (dict "root" $root "role" "head" "values" $values "graceSeconds" (add 60 (include "pdserve.drainSeconds" $root))) | nindent 2 }}
+  # A process that joins Ray looks for the node's own among the processes that it sees.
+  shareProcessNamespace: true
   {{- $fetch := include "pdserve.fetchContainer" $root }}
   {{- if .kuberay }}
   {{- with $fetch }}
