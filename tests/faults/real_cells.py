@@ -239,9 +239,9 @@ class _Run:
         allowed, seen_s = self._allowed()
         for number, answer in enumerate(answers):
             name = f"request {number}"
-            if answer.outcome not in allowed and answer.shape.leave_after is None:
-                faults.append(f"{name}: {answer.outcome} {answer.detail}")
-            elif answer.outcome not in {*allowed, LEFT}:
+            if (
+                answer.outcome not in allowed and answer.shape.leave_after is None
+            ) or answer.outcome not in {*allowed, LEFT}:
                 faults.append(f"{name}: {answer.outcome} {answer.detail}")
             if answer.token_ids != list(self._expected[number][: len(answer.token_ids)]):
                 faults.append(f"{name}: wrong tokens")
