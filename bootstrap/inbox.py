@@ -20,6 +20,7 @@ from bootstrap.security import Security, ZapGate
 INBOX_COUNTS = (
     "received",  # messages for us
     "undecodable",  # frames that are no message of ours
+    "muted",  # frames of connections that had sent too many of those; nobody read them
     "misaddressed",  # messages for another incarnation
     "handshakes_failed",  # a wrong or missing cluster secret, or no ZMQ peer
 )
@@ -27,6 +28,9 @@ INBOX_COUNTS = (
 # Where mailboxes listen: below the range that Linux gives to outgoing connections and transports, so
 # that a firewall can tell the control plane from pages of KV.
 INBOX_PORTS = range(20000, 32768)
+
+MAX_MALFORMED = 1000  # on one connection; nothing that comes after them on it is read
+MAX_SUSPECTS = 4096  # connections that are remembered for having sent any
 
 _BATCH = 256  # messages between two looks at everything else the thread does
 
@@ -40,6 +44,7 @@ class Inbox:
         self, context: sockets.Context, address: str, security: Security | None, counts: Counts
     ) -> None:
         self._counts = counts
+        self._malformed: dict[bytes, int] = {}  # by routing id, the longest unheard first
         self._gate = None if security is None else ZapGate(context, security)
         self._address = address
         self._socket = sockets.open_inbox(context, address, security)
@@ -76,6 +81,9 @@ class Inbox:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            if self._malformed.get(parts[0], 0) >= MAX_MALFORMED:
+                self._counts.add("muted")
+                continue
             envelope = self._decode(parts)
             if envelope is not None:
                 yield parts[0], envelope
@@ -102,7 +110,17 @@ class Inbox:
         except WireError as error:
             self._counts.add("undecodable")
             log.debug("dropped: %s", error)
+            self._suspect(parts[0])
             return None
+
+    def _suspect(self, routing_id: bytes) -> None:
+        """A connection cannot be closed from this side: what it goes on sending is not looked at."""
+        num = self._malformed.pop(routing_id, 0) + 1
+        self._malformed[routing_id] = num
+        if len(self._malformed) > MAX_SUSPECTS:
+            del self._malformed[next(iter(self._malformed))]
+        if num == MAX_MALFORMED:
+            log.warning("a connection is muted after %d malformed messages", num)
 
     def _note_failed(self, num_failed: int) -> None:
         if num_failed == 0:
