@@ -15,7 +15,7 @@ MAX_OUTLETS = 4096
 class Outbox:
     """At most MAX_OUTLETS sockets, in order of last use; the longest unused one makes room.
 
-    Balancers are no members, so nobody reports that one is gone: sockets unused for IDLE_S close.
+    Who is known dead is forgotten; who only fell silent is not, so sockets unused for IDLE_S close.
     """
 
     def __init__(self, context: sockets.Context, security: Security | None) -> None:
