@@ -124,15 +124,14 @@ def test_the_grace_is_longer_than_the_drain() -> None:
     sets = ("decode.drainSeconds=600", "balancer.shutdownGraceSeconds=90")
     objects = render(sets=sets)
     decode, engine = pod("decode", objects), container("decode", "engine", objects)
-    assert environment(engine)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "600"
+    assert environment(engine)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "605"  # then Ray kills
     assert decode["terminationGracePeriodSeconds"] == 630
     assert "--drain-s=600" in container("head", "supervisor", objects)["args"]
     assert pod("head", objects)["terminationGracePeriodSeconds"] == 660
     balancer = container("balancer", "balancer", objects)
     assert "--shutdown-grace-s=90" in balancer["args"]
-    wait_s = int(balancer["lifecycle"]["preStop"]["exec"]["command"][1])
-    grace_s = pod("balancer", objects)["terminationGracePeriodSeconds"]
-    assert grace_s > wait_s + 90 + 2  # `serve.CLOSE_GRACE_S`
+    assert "--drain-delay-s=10" in balancer["args"]
+    assert pod("balancer", objects)["terminationGracePeriodSeconds"] == 10 + 90 + 15
 
 
 def test_ray_runs_workers_at_the_niceness_of_everybody_else() -> None:

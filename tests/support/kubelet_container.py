@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,19 +147,13 @@ class Container:
         if hook is not None:
             wait_for(lambda: self.execute(hook["exec"]["command"], 10), 20, "the postStart hook")
 
-    def stop(self, grace_s: float, pre_stop: bool = True) -> float:
-        """As the kubelet does: the hook, SIGTERM, and after the grace SIGKILL. Seconds that it took."""
-        begun = time.monotonic()
+    def stop(self, grace_s: float) -> None:
+        """As the kubelet does: SIGTERM, and after the grace SIGKILL."""
         if self.exit_code is None and self._process is not None:
-            hook = self.spec.manifest.get("lifecycle", {}).get("preStop")
-            if pre_stop and hook is not None:
-                self.execute(hook["exec"]["command"], grace_s)
             signal_quietly(self._pid, signal.SIGTERM)
-            left_s = max(0.0, grace_s - (time.monotonic() - begun))
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(left_s)
-            self.kill()
-        return time.monotonic() - begun
+                self._process.wait(grace_s)
+        self.kill()
 
     def kill(self) -> None:
         """SIGKILL to all of its processes. Idempotent."""

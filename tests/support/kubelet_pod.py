@@ -44,6 +44,7 @@ class Pod:
         self.labels: dict[str, str] = template["metadata"]["labels"]
         self.ready = False
         self.terminating = False
+        self.killed_by: list[str] = []  # probes that ended a container
         self.trouble = ""  # why the pod's thread ended, if it did by itself
         self.exit_code: int | None = None  # of a pod that is not restarted
         self._spec, self._sandbox = template["spec"], sandbox
@@ -165,6 +166,7 @@ class Pod:
                 return
             health.probed(kind, container.probe(probe), time.monotonic())
         if health.failed:
+            self.killed_by.append(f"{name}: {health.failed}")
             container.stop(self._spec["terminationGracePeriodSeconds"])
             self._start(name)
 

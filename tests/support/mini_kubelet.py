@@ -52,11 +52,12 @@ class MiniKubelet:
         return self._sandbox
 
     def start_all(self) -> None:
-        """Every replica of every workload, all at once."""
+        """Every replica of every workload that has none yet, all at once."""
         for workload in self._objects:
             if workload["kind"] in ("Deployment", "StatefulSet"):
                 for number in range(workload["spec"]["replicas"]):
-                    self.start(workload["metadata"]["name"], number)
+                    if f"{workload['metadata']['name']}-{number}" not in self.pods:
+                        self.start(workload["metadata"]["name"], number)
 
     def start(self, workload: str, number: int) -> Pod:
         """A pod of a workload, with an address that no pod had before."""

@@ -22,7 +22,7 @@
 {{- range $key := keys .Values.settings | sortAlpha }}
 {{- if has $key $owned }}{{ fail (printf "settings.%s: the chart sets it" $key) }}{{ end }}
 {{- end }}
-{{- $owned = list "host" "port" "bootstrap" "model_dir" "model_name" "bind_host" "secret_file" "shutdown_grace_s" "api_key_file" "admin_key_file" "ssl_certfile" "ssl_keyfile" }}
+{{- $owned = list "host" "port" "bootstrap" "model_dir" "model_name" "bind_host" "secret_file" "drain_delay_s" "shutdown_grace_s" "api_key_file" "admin_key_file" "ssl_certfile" "ssl_keyfile" }}
 {{- range $key := keys .Values.balancer.settings | sortAlpha }}
 {{- if has $key $owned }}{{ fail (printf "balancer.settings.%s: the chart sets it" $key) }}{{ end }}
 {{- end }}

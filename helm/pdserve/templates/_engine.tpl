@@ -24,7 +24,7 @@ args:
   {{- include "pdserve.rayFlags" (dict "params" (include "pdserve.engineParams" .) "extra" .values.extraRayArgs) | nindent 2 }}
 {{- end }}
 env:
-  {{- include "pdserve.rayEnv" (dict "root" $root "drainSeconds" .values.drainSeconds) | nindent 2 }}
+  {{- include "pdserve.rayEnv" (dict "root" $root "drainSeconds" (add 5 .values.drainSeconds)) | nindent 2 }}
   - {name: PDSERVE_BEAT_FILE, value: /tmp/pdserve.beat}
   {{- range $name, $value := $root.Values.transfer.env }}
   - {name: {{ $name }}, value: {{ $value | quote }}}
