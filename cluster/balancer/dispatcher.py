@@ -307,7 +307,7 @@ class Dispatcher:
             self.attendance.balancer_joined(event.member.info.peer.ref)
         elif isinstance(event, Fenced):
             log.error("the cluster counts this load balancer as ended: %s", event.reason.value)
-            self.close("the load balancer was replaced")
+            self.close("the cluster counts this load balancer as ended")
             self.fenced.set()
         elif isinstance(event, Left):
             log.warning("%s left: %s", event.ref, event.reason.value)

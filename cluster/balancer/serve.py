@@ -131,7 +131,7 @@ async def serve(
     finally:
         await dispatcher.stop()
     if dispatcher.fenced.is_set():
-        raise RemoteFault(f"another load balancer took the place of this one at {url}")
+        raise RemoteFault(f"the cluster counts the load balancer at {url} as ended")
 
 
 async def _stop_when_fenced(dispatcher: Dispatcher, server: "BalancerServer") -> None:

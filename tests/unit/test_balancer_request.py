@@ -69,6 +69,17 @@ def test_the_bootstrap_token_may_be_the_last_and_decode_is_released():
     assert told([end]) == {"d1": R.FINISHED}
 
 
+@pytest.mark.parametrize("ref", [P, D])
+def test_engines_that_did_not_hear_us_are_not_to_blame(ref):
+    made = decoding(max_attempts=2) if ref == D else dispatched(max_attempts=2)
+    _, retry = made.leg_failed(ref, R.BALANCER_LOST, "", 2.0)
+    assert isinstance(retry, Retry)
+    assert retry.reason is R.BALANCER_LOST
+    assert made.blamed == {}
+    made.dispatch(PAIR, bytes(16), 2.0)
+    assert isinstance(made.leg_failed(ref, R.BALANCER_LOST, "", 3.0)[-1], Fail), "not for ever"
+
+
 def test_one_more_token_needs_no_decode_leg():
     made = dispatched(max_tokens=1)
     assert made.attempt.decode is None
