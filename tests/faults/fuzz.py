@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bootstrap import codec
+from bootstrap import codec, sockets
 from bootstrap.counts import Counts
 from bootstrap.directory import Directory
 from bootstrap.errors import TransferError, WireError
@@ -137,9 +137,15 @@ class Targets:
     """Every decoder, and those whom a well-formed message may reach."""
 
     def __init__(self) -> None:
-        self._inbox = Inbox.__new__(Inbox)  # its judgement of frames needs no socket
-        self._inbox._counts = Counts(INBOX_COUNTS)
+        self._context = sockets.new_context()
+        self._inbox = Inbox(self._context, "127.0.0.1", None, Counts(INBOX_COUNTS))
+        self._connection = 0
         self._fresh()
+
+    def close(self) -> None:
+        """Give sockets back."""
+        self._inbox.close()
+        self._context.term()
 
     def _fresh(self) -> None:
         service = WorkerRef("bootstrap", "0" * 16)
@@ -161,8 +167,9 @@ class Targets:
 
     def inbox(self, frame: bytes) -> str:
         """A socket's parts: two of them, or too few, or too many."""
-        cut = len(frame) // 3
-        parts = [b"id", frame] if len(frame) % 4 else [frame[:cut], frame[cut:], frame]
+        self._connection += 1
+        cut, sender = len(frame) // 3, b"%d" % (self._connection // 10)
+        parts = [sender, frame] if len(frame) % 4 else [sender, frame[:cut], frame[cut:]]
         return "refused" if self._inbox._decode(parts) is None else "accepted"
 
     def blob(self, frame: bytes) -> str:
@@ -212,32 +219,35 @@ def blobs_of(dice: random.Random) -> list[bytes]:
 
 def fuzz(seed: int, num_inputs: int) -> FuzzReport:
     """Run; raises at the first input that a decoder does not judge, naming it."""
+    report, targets = FuzzReport(num_inputs), Targets()
+    began, rss = time.monotonic(), _rss_bytes()
+    try:
+        _feed(targets, seed, report)
+    finally:
+        targets.close()
+    report.seconds, report.growth_bytes = time.monotonic() - began, _rss_bytes() - rss
+    assert report.growth_bytes < GROWTH_BYTES, report
+    return report
+
+
+def _feed(targets: Targets, seed: int, report: FuzzReport) -> None:
     dice = random.Random(seed)
     frames, blobs = Mutator(dice, frames_of(dice)), Mutator(dice, blobs_of(dice))
-    targets, report = Targets(), FuzzReport()
-    decoders = {
-        "codec": (targets.codec, frames),
-        "inbox": (targets.inbox, frames),
-        "blob": (targets.blob, blobs),
-    }
-    names = ("codec", "codec", "codec", "inbox", "blob")
-    began, rss = time.monotonic(), _rss_bytes()
-    for index in range(num_inputs):
-        name = dice.choice(names)
-        decode, mutator = decoders[name]
+    codec_too = ("codec", targets.codec, frames)
+    choices = (
+        codec_too,
+        codec_too,
+        ("inbox", targets.inbox, frames),
+        ("blob", targets.blob, blobs),
+    )
+    for index in range(report.num_inputs):
+        name, decode, mutator = dice.choice(choices)
         frame = mutator.next()
         try:
-            if index % SAMPLE_EVERY:
-                verdict = decode(frame)
-            else:
-                verdict = _weighed(decode, frame, report)
+            verdict = decode(frame) if index % SAMPLE_EVERY else _weighed(decode, frame, report)
         except Exception as error:
             raise AssertionError(f"{name}, seed {seed}, input {index}: {frame[:200]!r}") from error
         report.outcomes[f"{name} {verdict}"] += 1
-    report.num_inputs, report.seconds = num_inputs, time.monotonic() - began
-    report.growth_bytes = _rss_bytes() - rss
-    assert report.growth_bytes < GROWTH_BYTES, report
-    return report
 
 
 def _weighed(decode: Callable[[bytes], str], frame: bytes, report: FuzzReport) -> str:
