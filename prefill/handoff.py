@@ -34,6 +34,7 @@ class Handoff:
     closed: bool = False
     committed: HandoffRecord | None = None
     resend_at: float = 0.0
+    heard_at: float = 0.0  # when the decode engine last said anything of the room
     moved_at: float = 0.0  # when a write of the room last began or ended
     num_writing: int = 0
     writing_since: float = 0.0

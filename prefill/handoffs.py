@@ -16,6 +16,7 @@ from bootstrap.messages import (
     FailureReason,
     HandoffAccepted,
     HandoffRecord,
+    LegProgress,
     Manifest,
     PrefillStarted,
     WriterStopped,
@@ -36,6 +37,9 @@ from prefill.handoff import Digest, Handoff
 
 RESEND_INTERVAL_S = 1.0
 STALL_S = 30.0  # a room none of whose writes ends for so long is given up
+SILENCE_S = 30.0  # and so is one of which its decode engine says nothing
+
+_STOPPING = SendState.STOPPING
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +158,19 @@ class Handoffs:
         self._now = now
         for room, handoff in list(self._rooms.items()):
             moving = handoff.sender.num_in_flight == 0 or now - handoff.moved_at < STALL_S
-            if not moving and handoff.sender.state is not SendState.STOPPING:
+            if not moving and handoff.sender.state is not _STOPPING:
                 detail = f"no write ended for {STALL_S:g} s"
                 self._fail(room, FailureReason.TRANSFER_FAILED, detail)
+            elif now - handoff.heard_at >= SILENCE_S and handoff.sender.state is not _STOPPING:
+                detail = f"decode engine {handoff.decode.ref} said nothing for {SILENCE_S:g} s"
+                self._fail(room, FailureReason.PEER_LOST, detail)
+                continue
             if now < handoff.resend_at:
                 continue
             handoff.resend_at = now + RESEND_INTERVAL_S
             if handoff.committed is not None:
                 self._out.append(Post(handoff.decode, handoff.committed))
-            elif not handoff.sender.epoch and handoff.pending is None:
+            elif handoff.sender.state is not _STOPPING:
                 self._out.append(Post(handoff.decode, PrefillStarted(room)))
 
     def views(self) -> dict[bytes, TransferView]:
@@ -186,7 +194,9 @@ class Handoffs:
         """A room began to compute."""
         resend_at = self._now + RESEND_INTERVAL_S
         sender = Sender(event.pages)
-        self._rooms[event.room] = Handoff(event.decode, event.pages, sender, resend_at=resend_at)
+        self._rooms[event.room] = Handoff(
+            event.decode, event.pages, sender, resend_at=resend_at, heard_at=self._now
+        )
 
     def blocks_computed(self, event: BlocksComputed) -> None:
         """More blocks are final."""
@@ -211,11 +221,21 @@ class Handoffs:
         if handoff is None or handoff.sender.state in ENDED:
             was_cut = message.room in self._cut_short
             self._out.append(Post(sender, WriterStopped(message.room, message.epoch, was_cut)))
-        elif sender.ref != handoff.decode.ref or handoff.sender.epoch:
-            return  # another worker's, or a repeat
+        elif sender.ref != handoff.decode.ref:
+            return
         else:
+            handoff.heard_at = self._now
+            if handoff.sender.epoch:
+                return  # a repeat
             handoff.pending = message
             self._use_manifest(handoff, message)
+
+    def heard(self, sender: Peer, message: LegProgress) -> None:
+        """The decode engine holds these rooms, and has no pages for them yet."""
+        for room in message.stages:
+            handoff = self._rooms.get(room)
+            if handoff is not None and sender.ref == handoff.decode.ref:
+                handoff.heard_at = self._now
 
     def accepted(self, sender: Peer, message: HandoffAccepted) -> None:
         """The decode engine verified the record."""
@@ -237,6 +257,7 @@ class Handoffs:
             detail = "the decode engine wants blocks that were not sent"
             self._fail(message.room, FailureReason.HANDOFF_REJECTED, detail)
             return
+        handoff.heard_at = self._now
         handoff.num_resends += 1
         handoff.num_resent += len(message.blocks)
         handoff.committed = None

@@ -62,13 +62,13 @@ _LINKS = """
 register        S.S    SSS   VVV
 dispatch-p      R.R    SRS   LLL
 dispatch-d      R.S    SRS   LLL
-admit           S.S    SSS   SSS
-manifest        S.R    SSS   SSR
+admit           S.S    SSS   LLL
+manifest        S.R    SSS   LLR
 write-0         R.R    RRS   RRR
 write-1         R.R    RRS   RRR
-write-2         R.S    RRS   RRS
+write-2         R.S    RRS   RRL
 first-token     R.S    SRS   LLS
-commit          S.S    SSS   SSS
+commit          S.S    SSS   LLS
 accept          S.S    SSS   SSS
 token-batch     S.S    SRS   LLL
 finish          S.S    SRS   LLS

@@ -15,6 +15,7 @@ from bootstrap.messages import (
     BlocksDamaged,
     HandoffAccepted,
     HandoffRecord,
+    LegProgress,
     Manifest,
     Message,
 )
@@ -151,6 +152,8 @@ class PrefillNode(_Node):
             self.handoffs.manifest(sender, message)
         elif isinstance(message, HandoffAccepted):
             self.handoffs.accepted(sender, message)
+        elif isinstance(message, LegProgress):
+            self.handoffs.heard(sender, message)
         elif isinstance(message, BlocksDamaged):
             self.handoffs.damaged(sender, message)
         else:

@@ -6,12 +6,15 @@ from bootstrap.messages import (
     FailureReason,
     HandoffAccepted,
     HandoffRecord,
+    LegProgress,
     Manifest,
     PrefillStarted,
+    Stage,
     WriterStopped,
 )
 from prefill.handoffs import (
     RESEND_INTERVAL_S,
+    SILENCE_S,
     STALL_S,
     BlocksComputed,
     Connect,
@@ -257,7 +260,7 @@ def test_the_pages_are_given_back_once() -> None:
     assert of_type(handoffs.drain(), TransferClosed) == []
 
 
-def test_a_start_that_nobody_heard_is_said_again_until_the_manifest_comes() -> None:
+def test_a_start_is_said_again_until_the_record_is_out() -> None:
     handoffs = opened()
     handoffs.tick(0.0)
     assert handoffs.drain() == []
@@ -265,7 +268,30 @@ def test_a_start_that_nobody_heard_is_said_again_until_the_manifest_comes() -> N
     assert sent(handoffs.drain(), PrefillStarted, DECODE) == [PrefillStarted(R)]
     handoffs.manifest(DECODE, MANIFEST)
     handoffs.tick(9.0)
-    assert handoffs.drain() == []
+    assert sent(handoffs.drain(), PrefillStarted, DECODE) == [PrefillStarted(R)]
+    handoffs.end(R)
+    handoffs.tick(19.0)
+    assert sent(handoffs.drain(), PrefillStarted) == []
+
+
+def test_a_decode_engine_that_is_heard_no_more_fails_the_room() -> None:
+    handoffs = opened()
+    handoffs.tick(SILENCE_S - 1)
+    handoffs.heard(DECODE, LegProgress({R: Stage.QUEUED}))
+    handoffs.tick(2 * SILENCE_S - 2)
+    handoffs.heard(STRANGER, LegProgress({R: Stage.QUEUED}))
+    assert of_type(handoffs.drain(), TransferFailed) == []
+    handoffs.tick(2 * SILENCE_S)
+    (failed,) = of_type(handoffs.drain(), TransferFailed)
+    assert failed.reason is FailureReason.PEER_LOST
+
+
+def test_a_record_that_nobody_answers_is_given_up() -> None:
+    handoffs = committed()
+    handoffs.drain()
+    handoffs.tick(SILENCE_S)
+    assert len(of_type(handoffs.drain(), TransferFailed)) == 1
+    assert len(handoffs) == 0
 
 
 def test_events_for_rooms_that_are_gone_change_nothing() -> None:
