@@ -65,7 +65,7 @@ async def ledger(request: Request) -> dict[str, Any]:
         "departures": [
             {
                 "worker": str(gone.ref),
-                "role": "balancer" if gone.is_balancer else "engine",
+                "role": gone.role and gone.role.value,
                 "reason": gone.reason,
                 "dead": gone.dead,
                 "ago_s": round(now - gone.at, 3),

@@ -1,20 +1,20 @@
-"""Which other balancers live, and who left the cluster lately. Pure; the members are elsewhere."""
+"""Who is there, by role, and who left the cluster lately. Pure; what members can do is elsewhere."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from bootstrap.directory import Left
-from bootstrap.identity import WorkerRef
+from bootstrap.identity import Role, WorkerRef
 
 MAX_DEPARTURES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Somebody who left, and when by the balancer's clock."""
+    """Somebody who left, and when by the balancer's clock; the role of a stranger is None."""
 
     ref: WorkerRef
-    is_balancer: bool
+    role: Role | None
     reason: str
     dead: bool
     at: float
@@ -24,24 +24,24 @@ class Attendance:
     """Nobody is present and departed at once; the last MAX_DEPARTURES are remembered."""
 
     def __init__(self) -> None:
-        self.balancers: set[WorkerRef] = set()  # but for this one
         self.departures: OrderedDict[WorkerRef, Departure] = OrderedDict()  # the latest last
+        self._present: dict[WorkerRef, Role] = {}
 
-    def engine_joined(self, ref: WorkerRef) -> None:
-        """An engine is there, perhaps again."""
-        self.departures.pop(ref, None)
+    @property
+    def balancers(self) -> set[WorkerRef]:
+        """The load balancers, but for this one."""
+        return {ref for ref, role in self._present.items() if role is Role.BALANCER}
 
-    def balancer_joined(self, ref: WorkerRef) -> None:
-        """Another balancer is there, perhaps again."""
+    def joined(self, ref: WorkerRef, role: Role) -> None:
+        """Somebody is there, perhaps again."""
         self.departures.pop(ref, None)
-        self.balancers.add(ref)
+        self._present[ref] = role
 
     def left(self, event: Left, now: float) -> None:
         """Somebody is gone; one that fell silent first may later be known dead."""
         before = self.departures.pop(event.ref, None)
-        is_balancer = event.ref in self.balancers or (before is not None and before.is_balancer)
-        self.balancers.discard(event.ref)
-        departure = Departure(event.ref, is_balancer, event.reason.value, event.dead, now)
+        role = self._present.pop(event.ref, None if before is None else before.role)
+        departure = Departure(event.ref, role, event.reason.value, event.dead, now)
         self.departures[event.ref] = departure
         while len(self.departures) > MAX_DEPARTURES:
             self.departures.popitem(last=False)

@@ -295,16 +295,18 @@ class Dispatcher:
         if isinstance(event, LoadsChanged):
             pools = self.core.members.pools
             self.core.loads(event.loads, now)
-            if self.core.members.pools is not pools:  # somebody drains: other pairs must prove themselves
+            if (
+                self.core.members.pools is not pools
+            ):  # somebody drains: other pairs must prove themselves
                 self.members_changed.set()
             return
         if isinstance(event, Joined):
             log.info("%s joined as %s", event.member.info.peer.ref, event.member.info.role.value)
             self.core.joined(event.member, now)
-            self.attendance.engine_joined(event.member.info.peer.ref)
+            self.attendance.joined(event.member.info.peer.ref, event.member.info.role)
         elif isinstance(event, BalancerJoined):
             log.info("%s joined as balancer", event.member.info.peer.ref)
-            self.attendance.balancer_joined(event.member.info.peer.ref)
+            self.attendance.joined(event.member.info.peer.ref, Role.BALANCER)
         elif isinstance(event, Fenced):
             log.error("the cluster counts this load balancer as ended: %s", event.reason.value)
             self.close("the cluster counts this load balancer as ended")

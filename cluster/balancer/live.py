@@ -77,6 +77,7 @@ def _gone(departure: Departure, now: float) -> dict[str, Any]:
     return {
         "worker": departure.ref.worker_id,
         "incarnation": departure.ref.incarnation,
+        "role": departure.role and departure.role.value,
         "reason": departure.reason,
         "ago_s": round(now - departure.at, 1),
     }

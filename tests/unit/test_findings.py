@@ -174,7 +174,7 @@ def test_an_engine_that_left_and_is_not_back(departure: dict[str, Any], found: b
         "reason": "evicted",
         "dead": True,
         "ago_s": 5.0,
-        "role": "engine",
+        "role": "decode",
     }
     gone.update(departure)
     said = findings(running(departures=[gone]))

@@ -10,7 +10,6 @@ const KEY = "pdserve-key";
 const $ = (id) => document.getElementById(id);
 
 const history = { times: [], ttft50: [], ttft95: [], itl50: [], itl95: [], tokens: [] };
-const roles = new Map(); // of workers that were here
 let model = "";
 
 const headers = () => {
@@ -108,10 +107,8 @@ function tiles(facts) {
 function engines(role, facts) {
   const here = facts.engines.filter((engine) => engine.role === role);
   const known = new Set(facts.engines.map((engine) => engine.worker));
-  for (const engine of here) roles.set(engine.worker, role);
-  const gone = facts.gone.filter((each) =>
-    (roles.get(each.worker) ?? each.worker.split("-")[0]) === role
-    && !known.has(each.worker) && each.ago_s < GONE_S);
+  const gone = facts.gone.filter(
+    (each) => each.role === role && !known.has(each.worker) && each.ago_s < GONE_S);
   fill(role, [...here.map(engine), ...gone.map(lost)], `no ${role} engine`);
 }
 
