@@ -14,7 +14,7 @@ from functools import partial
 from bootstrap.client import BootstrapClient
 from bootstrap.commands import CommandAnswered
 from bootstrap.directory import BalancerJoined, DirectoryEvent, Fenced, Joined, Left, LoadsChanged
-from bootstrap.identity import Peer, new_room
+from bootstrap.identity import Peer, Role, new_room
 from bootstrap.inspection import LedgerReport
 from bootstrap.mailbox import Mailbox
 from bootstrap.membership import BalancerMember, LeaveReason, WorkerLoad, WorkerState
