@@ -26,7 +26,9 @@ pytestmark = [
     pytest.mark.skipif(sandbox.why_not() is not None, reason=f"{sandbox.why_not()}"),
 ]
 
-BALANCER, DECODE, HEAD = "pd-pdserve-balancer", "pd-pdserve-decode", "pd-pdserve-head"
+BALANCER, DECODE, HEAD, PREFILL = (
+    f"pd-pdserve-{role}" for role in ("balancer", "decode", "head", "prefill")
+)
 START_S = 240.0  # on a machine that does much else
 BODY = {"model": "tiny", "prompt": "hello there", "max_tokens": 24}
 SHORT = (
@@ -84,9 +86,10 @@ def release() -> Iterator[Release]:
         objects = render(sets=(*SHORT, f"model.cache.hostPath={models}"))
         keys = one(objects, "Secret")["data"]["api-keys"]
         with MiniKubelet(objects, Path(name)) as kubelet:
-            # All at once works too, but Ray gives a node 30 s to start, which a busy machine may need.
-            kubelet.start(HEAD, 0)
-            kubelet.wait_ready(f"{HEAD}-0", timeout_s=START_S)
+            # All at once works too, but not on a machine with more to do: Ray's agent has 15 s to start.
+            for workload, number in ((HEAD, 0), (PREFILL, 0), (DECODE, 0), (DECODE, 1)):
+                kubelet.start(workload, number)
+                kubelet.wait_ready(f"{workload}-{number}", timeout_s=START_S)
             kubelet.start_all()
             yield Release(kubelet, base64.b64decode(keys).decode())
 
