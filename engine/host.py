@@ -288,7 +288,7 @@ class EngineHost:
             self._mailbox.post(sender, CommandAnswered(message.command))
         elif isinstance(message, PrepareWeights):
             self._reloader.prepare(sender, message)
-        else:
+        elif not self._loop.inbox.is_full:  # else it is lost, as a network may lose it
             self._role.on_message(sender, message)
 
     def _execute(self, instruction: object) -> None:

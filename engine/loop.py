@@ -16,6 +16,7 @@ from engine.core import EngineCore, StepPlan, StepResult
 from engine.draining import Draining
 
 IDLE_WAIT_S = 0.1
+MAX_EVENTS = 1 << 16
 TICK_INTERVAL_S = 0.05
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class Stepper(Protocol):
 
 
 class Inbox:
-    """Events for the loop, from any thread."""
+    """Events for the loop, from any thread. What may get lost is not put in while it `is_full`."""
 
     def __init__(self) -> None:
         self._events: deque[object] = deque()
@@ -41,6 +42,11 @@ class Inbox:
         with self._ready:
             self._events.append(event)
             self._ready.notify()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether MAX_EVENTS wait: the loop is far behind."""
+        return len(self._events) >= MAX_EVENTS
 
     def take(self, timeout_s: float) -> list[object]:
         """All events; waits up to `timeout_s` for the first."""

@@ -86,15 +86,18 @@ def test_nobody_there_is_503_with_retry_after(make_cluster, stream):
     assert "no ready prefill" in error["message"]
 
 
-def test_full_queues_are_503_at_once(make_cluster):
-    cluster = make_cluster(pair_wait_s=60)
+def test_a_worker_that_is_full_is_asked_again_until_the_deadline(make_cluster):
+    cluster = make_cluster(request_timeout_s=2.0)
     pair = cluster.pair()
     cluster.wait_ready()
     pair.p.refuse = FailureReason.QUEUE_FULL
     with pytest.raises(openai.InternalServerError) as caught:
-        complete(cluster)
-    assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
+        complete(cluster, extra_headers={"X-Request-Id": "waits"})
+    assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+    assert len(pair.p.of("waits")) > 2
     wait_for(lambda: pair.d.aborts)
+    pair.p.refuse = None
+    assert complete(cluster).choices[0].text
 
 
 def test_a_fault_that_would_repeat_is_500(cluster):
