@@ -70,7 +70,7 @@ class Pod:
         self.terminating = True
         self._stopping.set()
         self._thread.join(30)
-        grace = self._spec["terminationGracePeriodSeconds"] if grace_s is None else grace_s
+        grace = self._grace_s if grace_s is None else grace_s
         end = begun + grace
         for sidecars in (False, True):
             stops = [
@@ -85,6 +85,10 @@ class Pod:
         self._pause_process.kill()
         self._pause_process.wait()
         return time.monotonic() - begun
+
+    @property
+    def _grace_s(self) -> float:
+        return float(self._spec.get("terminationGracePeriodSeconds", 30))
 
     def _stop(self, container: Container, end: float) -> None:
         left_s = max(0.0, end - time.monotonic())
@@ -167,7 +171,7 @@ class Pod:
             health.probed(kind, container.probe(probe), time.monotonic())
         if health.failed:
             self.killed_by.append(f"{name}: {health.failed}")
-            container.stop(self._spec["terminationGracePeriodSeconds"])
+            container.stop(self._grace_s)
             self._start(name)
 
 
