@@ -14,10 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from bootstrap.errors import ConfigError
 from bootstrap.identity import Role, WorkerRef
 from cluster import logs
+from cluster.placement import check_addresses
+from cluster.logs import DEFAULT_LOG, LogSettings
 from kv_transfer.backends.process import ProcessTag, this_process
 
 NODE_ADDRESS = "node"  # a `bind_host` that each actor replaces by its own node's address
@@ -63,7 +66,7 @@ class WorkerSpec:
     role: Role
     hosted: str
     settings: Any
-    log_level: str = "info"
+    log: LogSettings = DEFAULT_LOG
     drain_s: float = 0.0
 
 
@@ -92,7 +95,7 @@ class WorkerActor:
     def __init__(self, spec: WorkerSpec) -> None:
         # Read when the numeric libraries load, which is in `run`; Ray sets it to 1.
         os.environ["OMP_NUM_THREADS"] = str(getattr(spec.settings, "num_threads", 1))
-        logs.configure(spec.role, spec.worker_id, spec.log_level)
+        logs.configure(spec.role, spec.worker_id, spec.log)
         self._spec = spec
         self._report = Report("importing", process=this_process())
         self._worker: Hosted | None = None
@@ -139,7 +142,7 @@ class WorkerActor:
     def _build(self) -> Hosted | None:
         worker: Hosted = load_class(self._spec.hosted)(self._settings())
         ref = worker.ref
-        logs.configure(self._spec.role, ref.worker_id, self._spec.log_level, ref.incarnation)
+        logs.configure(self._spec.role, ref.worker_id, self._spec.log, ref.incarnation)
         with self._lock:
             if self._stopped:
                 return None
@@ -152,7 +155,9 @@ class WorkerActor:
         if getattr(settings, "bind_host", None) == NODE_ADDRESS:
             import ray  # not at the top: only actors on several hosts need it here
 
-            return replace(settings, bind_host=ray.util.get_node_ip_address())
+            address = ray.util.get_node_ip_address()
+            check_addresses([address, urlsplit(settings.bootstrap).hostname or ""])
+            return replace(settings, bind_host=address)
         return settings
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:

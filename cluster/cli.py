@@ -69,6 +69,7 @@ _BALANCER_HELP = {
     "num_text_threads": "threads that tokenize",
     **ENDPOINT_HELP,
     "log_level": f"one of {', '.join(LOG_LEVELS)}",
+    "log_format": f"one of {', '.join(logs.FORMATS)}",
 }
 
 
@@ -316,7 +317,9 @@ def _balancer(arguments: dict[str, Any]) -> int:
     if parent_pid is not None:
         die_with_parent(parent_pid)
     settings = BalancerSettings(**arguments)
-    logs.configure(Role.BALANCER, "balancer", settings.log_level)
+    logs.configure(
+        Role.BALANCER, "balancer", logs.LogSettings(settings.log_level, settings.log_format)
+    )
     from cluster.balancer.serve import run_balancer
 
     run_balancer(settings)

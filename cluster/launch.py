@@ -46,7 +46,7 @@ def up(settings: ClusterSettings) -> int:
     signals = StopSignals()
     adopt_orphans()
     folder = RuntimeFolder.create()
-    logs.configure(Role.SUPERVISOR, _SCREEN, settings.log_level)
+    logs.configure(Role.SUPERVISOR, _SCREEN, settings.log)
     try:
         return _serve(settings, folder, signals)
     except Stopped:
@@ -137,7 +137,8 @@ def _wait_until_ready(cluster: RunningCluster, progress: Progress, signals: Stop
             _show(worker, progress)
             _check(worker)
         if time.monotonic() > deadline:
-            raise RemoteFault(f"not ready within start_timeout_s={timeout_s}")
+            stages = [f"{w.worker_id}: {w.stage}" for w in cluster.tend() if w.state != "serving"]
+            raise RemoteFault("; ".join([f"not ready within start_timeout_s={timeout_s}", *stages]))
         signals.wait(POLL_S)
         signals.check()
     for worker in cluster.tend():

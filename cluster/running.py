@@ -203,7 +203,7 @@ class RunningCluster:
             "specs": self._specs(),
             "bootstrap": self._bootstrap,
             "secret_file": self._secret_file,
-            "log_level": self.settings.log_level,
+            "log": self.settings.log,
             "start_timeout_s": self.settings.start_timeout_s,
             "drain_s": self.settings.drain_s,
         }
@@ -221,8 +221,8 @@ class RunningCluster:
         return specs
 
     def _spec(self, worker_id: str, role: Role, settings: Any) -> WorkerSpec:
-        log_level, drain_s = self.settings.log_level, self.settings.drain_s
-        return WorkerSpec(worker_id, role, HOSTED[role], settings, log_level, drain_s)
+        log, drain_s = self.settings.log, self.settings.drain_s
+        return WorkerSpec(worker_id, role, HOSTED[role], settings, log, drain_s)
 
     def _bootstrap_settings(self) -> BootstrapSettings:
         return BootstrapSettings(self._bootstrap, self._secret_file)

@@ -18,6 +18,7 @@ from cluster.balancer.settings import (
     TOOL_CALL_PARSERS,
     BalancerSettings,
 )
+from cluster.logs import FORMATS, LogSettings
 from engine.settings import BACKENDS, DEVICES, DTYPES, EngineSettings
 
 MAX_WORKERS_PER_ROLE = 1024
@@ -154,11 +155,13 @@ class ClusterSettings:
     )
     start_timeout_s: int = _key(300, "cluster", "give up when not ready after so long")
     log_level: str = _key("info", "cluster", f"one of {', '.join(LOG_LEVELS)}", "LEVEL")
+    log_format: str = _key("text", "cluster", f"one of {', '.join(FORMATS)}", "FORMAT")
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             _check_type(entry, getattr(self, entry.name))
         _check_allowed("log_level", self.log_level, LOG_LEVELS)
+        _check_allowed("log_format", self.log_format, FORMATS)
         for key, low, high in (
             ("prefill", 1, MAX_WORKERS_PER_ROLE),
             ("decode", 1, MAX_WORKERS_PER_ROLE),
@@ -189,6 +192,11 @@ class ClusterSettings:
     def owns_ray(self) -> bool:
         """Whether `up` starts Ray itself and ends it; then everything is on this machine."""
         return self.ray_address == "local"
+
+    @property
+    def log(self) -> LogSettings:
+        """How every process logs."""
+        return LogSettings(self.log_level, self.log_format)
 
     @property
     def num_engines(self) -> int:

@@ -18,13 +18,14 @@ from bootstrap.client import BootstrapClient
 from bootstrap.directory import DirectoryEvent
 from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
 from bootstrap.security import Security
-from cluster import draining_nodes, logs
+from cluster import draining_nodes, logs, ray_nodes
 from cluster.actors import ACTORS, Report, WorkerSpec, spec_like
 from cluster.deaths import last_words, why
 from cluster.endings import Endings
+from cluster.logs import LogSettings
 from cluster.order_book import OrderBook
 from cluster.orders import ENGINE_ROLES, Add, Engines, Order, Remove, Step
-from cluster.placement import slot
+from cluster.placement import SLOTS, shortage, slot
 from cluster.supervision import Supervision, seen, supervised
 from cluster.supervisor import (
     Backoff,
@@ -78,7 +79,7 @@ class SupervisorActor:
         specs: Sequence[WorkerSpec],
         bootstrap: str,
         secret_file: str | None,
-        log_level: str,
+        log: LogSettings,
         start_timeout_s: float,
         drain_s: float,
     ) -> None:
@@ -86,7 +87,7 @@ class SupervisorActor:
 
         `drain_s` is what an engine that leaves has for its rooms.
         """
-        logs.configure(Role.SUPERVISOR, "supervisor", log_level)
+        logs.configure(Role.SUPERVISOR, "supervisor", log)
         security = None if secret_file is None else Security.from_file(secret_file)
         # Nobody writes back to a supervisor: its endpoint is there because every peer has one.
         me = Peer(WorkerRef("supervisor", new_incarnation()), bootstrap)
@@ -99,7 +100,8 @@ class SupervisorActor:
         self._lives: dict[str, _Life] = {}
         self._endings = Endings()
         self._orders = OrderBook(drain_s, start_timeout_s)
-        self._ask_nodes_at = 0.0
+        self._look_at_nodes_at = 0.0
+        self._own_labels: dict[str, str] = ray.get_runtime_context().get_node_labels()
         self._snapshot = Supervision((), tuple(specs), ())
         self._stopping = threading.Event()
         self._last_drain_s = 0.0
@@ -133,7 +135,10 @@ class SupervisorActor:
         now = time.monotonic()
         for worker_id in self._endings.take_gone(now):
             self._gone(worker_id)
-        self._leave_draining_nodes(now)
+        if now >= self._look_at_nodes_at:
+            self._look_at_nodes_at = now + ASK_NODES_S
+            self._leave_draining_nodes(now)
+            self._name_missing_slots(now)
         self._follow_orders(now)
         for decision in self._core.reconcile(now):
             self._carry_out(decision)
@@ -202,8 +207,10 @@ class SupervisorActor:
             "num_cpus": NUM_CPUS_PER_ACTOR,
             "max_concurrency": _NUM_THREADS,
             "max_restarts": 0,  # restarts are decided here, each one a new incarnation
-            "resources": slot(spec.role, ray.get_runtime_context().get_node_labels()),
+            "resources": slot(spec.role, self._own_labels, ray_nodes.living()),
         }
+        if options["resources"]:
+            options["scheduling_strategy"] = "SPREAD"  # over the hosts that have such slots
         if spec.role is Role.BOOTSTRAP:
             # Its endpoint is an address of this node.
             node_id = ray.get_runtime_context().get_node_id()
@@ -303,9 +310,6 @@ class SupervisorActor:
 
     def _leave_draining_nodes(self, now: float) -> None:
         """Drain the engines there; each begins another life wherever there is a place."""
-        if now < self._ask_nodes_at:
-            return
-        self._ask_nodes_at = now + ASK_NODES_S
         left_s = draining_nodes.time_left_s()
         for status in self._core.status(now) if left_s else ():
             life = self._lives.get(status.worker_id)
@@ -316,6 +320,17 @@ class SupervisorActor:
                 log.warning("%s: its host is taken away in %.0f s", status.ref, node_left_s)
                 self._drain(life, min(self._drain_s, max(0.0, node_left_s - NODE_MARGIN_S)))
                 self._core.renew(status.worker_id)
+
+    def _name_missing_slots(self, now: float) -> None:
+        """Let engines that have no process yet say which slots their role lacks."""
+        waiting = {w: life for w, life in self._lives.items() if life.answered_at is None}
+        wanted = self._wanted_engines(now)
+        nodes = ray_nodes.living() if waiting else []
+        for worker_id, life in waiting.items():
+            role = self._specs[worker_id].role
+            if role in SLOTS and slot(role, self._own_labels, nodes):
+                words = shortage(role, len(wanted[role]), nodes)
+                life.report = Report(words or "waiting for a process")
 
     # --- the end ---------------------------------------------------------------------------------
 

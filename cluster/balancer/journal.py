@@ -16,17 +16,21 @@ def note(news: News, *, is_probe: bool) -> None:
     Probes repeat, so theirs are for debugging; readiness tells what comes of them.
     """
     name, what = news.request.spec.request_id, news.what
+    facts = _facts(news)
     if isinstance(what, Dispatch):
         answer_id = news.request.spec.answer_id
-        log.debug("request %s (%s) %s: dispatched", name, answer_id, _place(what.attempt))
+        place = _place(what.attempt)
+        log.debug("request %s (%s) %s: dispatched", name, answer_id, place, extra=facts)
     elif isinstance(what, EndAttempt):
         aborts = ", ".join(str(peer.ref) for peer in what.aborts) or "nobody"
         told = what.reason.value
-        log.debug("request %s %s: over, %s told %s", name, _place(what.attempt), aborts, told)
+        place = _place(what.attempt)
+        log.debug("request %s %s: over, %s told %s", name, place, aborts, told, extra=facts)
     elif isinstance(what, Retry):
         num = news.request.num_attempts
         done = len(news.request.delivered)
-        log.warning("request %s attempt %d broke after %d tokens: %s", name, num, done, what.detail)
+        text = "request %s attempt %d broke after %d tokens: %s"
+        log.warning(text, name, num, done, what.detail, extra=facts)
     elif isinstance(what, Fail):
         kind = what.failure.kind
         level = logging.INFO if kind is FailureKind.CANCELLED else logging.WARNING
@@ -34,7 +38,18 @@ def note(news: News, *, is_probe: bool) -> None:
         why = what.failure.detail
         if what.failure.inside:
             why = f"{why}; the last attempt broke: {what.failure.inside}"
-        log.log(level, "request %s %s: %s", name, kind.value, why)
+        log.log(level, "request %s %s: %s", name, kind.value, why, extra=facts)
+
+
+def _facts(news: News) -> dict[str, object]:
+    """What a structured log tells beside the line."""
+    what, request = news.what, news.request
+    attempt = what.attempt if isinstance(what, Dispatch | EndAttempt) else request.attempt
+    facts: dict[str, object] = {
+        "request_id": request.spec.request_id,
+        "attempt": request.num_attempts,
+    }
+    return facts if attempt is None else {**facts, "room": short_room(attempt.room)}
 
 
 def _place(attempt: Attempt) -> str:

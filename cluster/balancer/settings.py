@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from bootstrap.errors import ConfigError
+from cluster.logs import FORMATS
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 TOOL_CALL_PARSERS = ("auto", "none", "hermes", "qwen", "llama3_json")
@@ -64,10 +65,12 @@ class BalancerSettings:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     log_level: str = "info"
+    log_format: str = "text"
 
     def __post_init__(self) -> None:
         for name, values in (
             ("log_level", LOG_LEVELS),
+            ("log_format", FORMATS),
             ("tool_call_parser", TOOL_CALL_PARSERS),
             ("reasoning_parser", REASONING_PARSERS),
         ):

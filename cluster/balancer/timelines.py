@@ -107,4 +107,5 @@ class Timelines:
                 self._metrics.succeeded(outcome)
             self._metrics.whole.observe(now - timeline.stats.arrived_at)
             self._metrics.output_lengths.observe(timeline.stats.num_tokens)
-            log.info("request %s ended: %s %s", timeline.name, outcome, timeline.stats.line)
+            text, facts = "request %s ended: %s %s", {"request_id": timeline.name}
+            log.info(text, timeline.name, outcome, timeline.stats.line, extra=facts)

@@ -15,6 +15,7 @@ from bootstrap.identity import Role
 from cluster import ray_session, runtime
 from cluster.actors import WorkerSpec
 from cluster.bootstrap_host import BootstrapSettings
+from cluster.logs import LogSettings
 from kv_transfer.backends.process import start_time
 from tests.support.dummy_worker import DummySettings
 from tests.support.waiting import wait_for
@@ -51,7 +52,7 @@ def arguments(specs: list[WorkerSpec], bootstrap: str) -> dict[str, Any]:
         "specs": specs,
         "bootstrap": bootstrap,
         "secret_file": None,
-        "log_level": "info",
+        "log": LogSettings(),
         "start_timeout_s": 60.0,
         "drain_s": 5.0,
     }

@@ -15,6 +15,7 @@ from bootstrap.identity import Role
 from cluster import ray_session, runtime
 from cluster.actors import WorkerSpec
 from cluster.bootstrap_host import BootstrapSettings
+from cluster.logs import LogSettings
 from cluster.orders import DrainEngine, Order, RestartEngines, ScaleEngines
 from cluster.rollout import RolloutState
 from tests.support.dummy_worker import DummySettings
@@ -55,7 +56,7 @@ class Supervised:
             specs=specs,
             bootstrap=endpoint,
             secret_file=None,
-            log_level="info",
+            log=LogSettings(),
             start_timeout_s=60.0,
             drain_s=DRAIN_S,
         )
