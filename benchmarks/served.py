@@ -14,13 +14,13 @@ STOP_TIMEOUT_S = 60.0
 
 
 @contextmanager
-def served(*flags: str) -> Iterator[str]:
-    """The base URL of a fresh cluster; it is ended with the block."""
+def served(*flags: str, folder: str | None = None) -> Iterator[str]:
+    """The base URL of a fresh cluster; it is ended with the block. `folder` holds other code to run."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "cluster", "up", "--port", str(port), *flags]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder)
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_ready(url, process)
