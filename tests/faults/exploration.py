@@ -9,7 +9,6 @@ and every run ends with nothing held.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 from bootstrap.identity import Peer
@@ -31,13 +30,6 @@ BROKEN_WRITES = ("fail-write",)
 CRASHES = ("kill p0 lose", "kill d0 lose", "kill p0 silent", "kill d0 silent", "kill lb")
 
 
-class _First(Random):
-    """Chooses without chance: the first of several, which after a death is another one."""
-
-    def choice(self, seq: Any) -> Any:
-        return seq[0]
-
-
 class Explored(SmallCluster):
     """A small cluster with more faults: messages that come twice, a balancer that dies.
 
@@ -50,7 +42,7 @@ class Explored(SmallCluster):
         super().__init__(faults, **options)
         self.budget = budget
         self.balancer.max_attempts = max_attempts
-        self.balancer._rng = self._rng = _First(0)
+        self.balancer.takes_turns = True
 
     def _is_possible(self, fault: str) -> bool:
         kind, *args = fault.split()
@@ -136,17 +128,16 @@ class World:
 
 
 SMALL = (
-    World("two rooms, messages come twice", (5, 3), 2, REPEATS),
+    World("two rooms, messages come twice", (5, 3), 2, REPEATS[:2]),
     World("one room, messages come twice", (9,), 3, REPEATS),
     World("one room, the balancer crashes", (9,), 3, ("kill lb",)),
-    World("two rooms, the balancer crashes", (5, 3), 2, ("kill lb",)),
     World(
         "another prefill engine takes over",
         (5,),
         2,
         ("kill p0 lose",),
         num_prefills=2,
-        max_attempts=3,
+        max_attempts=2,
     ),
     World(
         "another decode engine takes over",
@@ -154,11 +145,12 @@ SMALL = (
         2,
         ("kill d0 lose",),
         num_decodes=2,
-        max_attempts=3,
+        max_attempts=2,
     ),
     World("the same pair tries again", (5,), 2, BROKEN_WRITES, max_attempts=2),
 )
 DEEP = (
+    World("two rooms, the balancer crashes", (5, 3), 2, ("kill lb",)),
     World("one room, any faults", (9,), 3, (*CANCELS, *LOSSES, *REPEATS, *BROKEN_WRITES, *CRASHES)),
     World("two rooms, any faults", (5, 3), 2, (*CANCELS, *LOSSES, *BROKEN_WRITES, *CRASHES)),
     World(

@@ -64,6 +64,7 @@ class Balancer:
         self.truth: dict[bytes, list[int]] = {}  # every room ever: the KV of its whole sequence
         self.max_attempts = max_attempts
         self.links_legs = links_legs
+        self.takes_turns = False  # attempts of a request, among engines, instead of chance
         self._rng = rng
         self._members: dict[Role, dict[WorkerRef, Peer]] = {Role.PREFILL: {}, Role.DECODE: {}}
 
@@ -133,8 +134,9 @@ class Balancer:
             return
         request.num_attempts += 1
         offset = len(request.delivered)
-        prefill = self._rng.choice(prefills)
-        decode = self._rng.choice(decodes) if request.params.max_tokens - offset > 1 else None
+        prefill, decode = self._pick(prefills, request), None
+        if request.params.max_tokens - offset > 1:
+            decode = self._pick(decodes, request)
         attempt = Attempt(room(1000 + len(self.truth)), prefill, decode, offset)
         request.attempt = attempt
         self.truth[attempt.room] = request.kv
@@ -151,6 +153,11 @@ class Balancer:
         self.posts.append(Post(prefill, PrefillDispatch(decode=decode, **common)))
         if decode is not None:
             self.posts.append(Post(decode, DecodeDispatch(prefill=prefill, **common)))
+
+    def _pick(self, peers: list[Peer], request: Request) -> Peer:
+        if self.takes_turns:
+            return peers[(request.num_attempts - 1) % len(peers)]
+        return self._rng.choice(peers)
 
     def request_of(self, room: bytes) -> Request | None:
         """The request whose present attempt has this room."""
