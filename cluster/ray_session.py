@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.errors import ConfigError
+from cluster.placement import check_addresses
 
 _OBJECT_STORE_BYTES = 80 << 20  # Ray refuses less than 75 MiB; no request's bytes go there
 _NUM_CPUS_AT_LEAST = 2
@@ -66,8 +67,12 @@ def join(address: str) -> None:
     os.environ.update(_QUIET)
     try:
         _init(address=address)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"ray_address={address!r}: {error}") from error
+    except (
+        ConnectionError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # also: unequal versions, both named
+        raise ConfigError(f"ray_address={address!r}: {' '.join(str(error).split())}") from error
 
 
 def _check_that_someone_listens(address: str) -> None:
@@ -93,9 +98,12 @@ def _init(**options: Any) -> None:
 
 
 def node_address() -> str:
-    """This node's address as the other nodes of the joined Ray reach it."""
+    """This node's address as the other nodes of the joined Ray reach it; ConfigError if they cannot."""
     import ray
 
+    from cluster import ray_nodes
+
+    check_addresses([node.address for node in ray_nodes.living()])
     return str(ray.util.get_node_ip_address())
 
 
