@@ -12,6 +12,7 @@ from bootstrap.identity import Peer, WorkerRef
 
 ASK_EVERY_S = 1.0
 SILENCE_S = 3.5  # without an answer: out of reach
+PROBATION_S = 1.0  # for who was out of reach and is waited for anew: it may just have come back
 PAUSE_S = 1.0  # no look for so long is a pause of this process, in which answers may lie unread
 
 
@@ -21,12 +22,14 @@ class _Asked:
     heard_at: float  # or when the waiting for it began
     ask_at: float
     lost: bool = False
+    awaited: bool = True  # at the last look
 
 
 class Liveness:
     """A peer is remembered while somebody waits for it, and until it answers once it was lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_s: float = SILENCE_S) -> None:
+        self._silence_s = silence_s
         self._asked: dict[WorkerRef, _Asked] = {}
         self._looked_at: float | None = None
 
@@ -40,16 +43,18 @@ class Liveness:
         self._allow_for_pause(now)
         peers = {peer.ref: peer for peer in awaited}
         for ref, peer in peers.items():
-            self._asked.setdefault(ref, _Asked(peer, now, now + ASK_EVERY_S))
-        for ref in [r for r, a in self._asked.items() if r not in peers and not a.lost]:
-            del self._asked[ref]
+            self._wait_for(self._asked.setdefault(ref, _Asked(peer, now, now + ASK_EVERY_S)), now)
+        for ref in [r for r in self._asked if r not in peers]:
+            self._asked[ref].awaited = False
+            if not self._asked[ref].lost:
+                del self._asked[ref]
         asks = [asked for asked in self._asked.values() if now >= asked.ask_at]
         for asked in asks:
             asked.ask_at = now + ASK_EVERY_S
         silent = [
             ref
             for ref, asked in self._asked.items()
-            if not asked.lost and now - asked.heard_at >= SILENCE_S
+            if not asked.lost and now - asked.heard_at >= self._silence_s
         ]
         for ref in silent:
             self._asked[ref].lost = True
@@ -66,6 +71,12 @@ class Liveness:
     def forget(self, ref: WorkerRef) -> None:
         """The peer's life is over."""
         self._asked.pop(ref, None)
+
+    def _wait_for(self, asked: _Asked, now: float) -> None:
+        if asked.lost and not asked.awaited:
+            asked.lost, asked.ask_at = False, now
+            asked.heard_at = now - self._silence_s + PROBATION_S
+        asked.awaited = True
 
     def _allow_for_pause(self, now: float) -> None:
         paused_s = 0.0 if self._looked_at is None else now - self._looked_at

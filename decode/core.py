@@ -17,6 +17,7 @@ from bootstrap.messages import (
     HandoffRecord,
     LegFailed,
     LegProgress,
+    Pong,
     PrefillStarted,
     RoomTokens,
     Stage,
@@ -31,7 +32,7 @@ from decode.inspection import DecodeRooms
 from decode.instructions import DropSwap, HandoffVerified, InboundClosed, TearDown, TornDown
 from decode.output import room_tokens
 from decode.partners import Partners
-from decode.request import STAGES, DecodeRequest, DecodeState
+from decode.request import NEEDS_PREFILL, STAGES, DecodeRequest, DecodeState
 from decode.scheduler import DecodeScheduler
 from engine.balancers import Balancers
 from engine.commands import EngineCommands
@@ -52,7 +53,6 @@ from engine.reports import ProgressReports
 from engine.step import RowFault, SampledToken
 
 _S = DecodeState
-_NEEDS_PREFILL = (_S.EXPECTED, _S.ADMITTING, _S.RECEIVING)
 
 
 class DecodeCore:
@@ -110,6 +110,11 @@ class DecodeCore:
             elif request.is_unheard(now):
                 detail = f"prefill engine {request.dispatch.prefill.ref} said nothing for too long"
                 self._fail(request, FailureReason.PEER_LOST, detail, now)
+        asks, cut_off = self._partners.look(self._rooms.values(), now)
+        self._out.extend(asks)
+        for request in cut_off:
+            detail = f"prefill engine {request.dispatch.prefill.ref} does not answer"
+            self._fail(request, FailureReason.PEER_LOST, detail, now)
         self._end_rooms_of(self._balancers.unheard(now), now)
         self._out.extend(self.inbound.tick(now))
         self._out.extend(self._commands.tick(now))
@@ -201,6 +206,8 @@ class DecodeCore:
             self._aborted(sender, message, now)
         elif isinstance(message, WriterStopped):
             self._writer_stopped(sender, message, now)
+        elif isinstance(message, Pong):
+            self._partners.answered(sender.ref, now)
 
     def _accept(self, dispatch: DecodeDispatch, now: float) -> None:
         self._reports.expect(dispatch.reply_to, now)
@@ -296,7 +303,7 @@ class DecodeCore:
         elif sender.ref == request.dispatch.reply_to.ref:
             self._end(request, now)
             self._tell_prefill(request.dispatch, message.reason)
-        elif sender.ref == request.dispatch.prefill.ref and request.state in _NEEDS_PREFILL:
+        elif sender.ref == request.dispatch.prefill.ref and request.state in NEEDS_PREFILL:
             if message.reason is FailureReason.FINISHED:
                 self._end(request, now)
             else:
@@ -311,7 +318,7 @@ class DecodeCore:
     def _peer_left(self, event: PeerLeft, now: float) -> None:
         info = self._partners.left(event.ref, event.dead)
         for request in list(self._rooms.values()):
-            if request.dispatch.prefill.ref == event.ref and request.state in _NEEDS_PREFILL:
+            if request.dispatch.prefill.ref == event.ref and request.state in NEEDS_PREFILL:
                 detail = f"prefill engine {event.ref} is gone"
                 self._fail(request, FailureReason.PEER_LOST, detail, now)
         if info is not None:
@@ -348,7 +355,7 @@ class DecodeCore:
         return tokens
 
     def _fail(self, request: DecodeRequest, reason: FailureReason, detail: str, now: float) -> None:
-        needs_prefill = request.state in _NEEDS_PREFILL
+        needs_prefill = request.state in NEEDS_PREFILL
         self._end(request, now)
         dispatch = request.dispatch
         self._out.append(Post(dispatch.reply_to, LegFailed(dispatch.room, reason, detail[:1024])))

@@ -1,14 +1,20 @@
-"""Which prefill engines may be promised pages, which are gone, and which rooms they have started.
-
-It knows no rooms' states and no pages.
+"""Which prefill engines may be promised pages, which are gone or out of reach, and which rooms they have
+started. It knows no pages.
 """
 
+from collections.abc import Iterable
+
 from bootstrap.identity import WorkerRef
+from bootstrap.liveness import Liveness
 from bootstrap.membership import WorkerInfo
+from bootstrap.messages import Ping
 from bootstrap.recent_rooms import RecentRooms
+from decode.request import NEEDS_PREFILL, DecodeRequest
+from engine.core import Post
 
 EARLY_TTL_S = 60.0
 MAX_GONE = 1 << 12
+SILENCE_S = 4.5  # longer than the balancer's: it knows better which of two is out of reach
 
 
 class Partners:
@@ -19,6 +25,7 @@ class Partners:
         self._known: dict[WorkerRef, WorkerInfo] = {}
         self._gone: dict[WorkerRef, None] = {}  # oldest first
         self._started = RecentRooms(ttl_s=EARLY_TTL_S)
+        self._liveness = Liveness(SILENCE_S)
 
     def joined(self, info: WorkerInfo) -> None:
         """A prefill engine is there, perhaps again."""
@@ -31,9 +38,24 @@ class Partners:
         One that fell silent may be found dead later: until then its transport is kept in mind.
         """
         self._gone[ref] = None
+        self._liveness.forget(ref)
         if len(self._gone) > MAX_GONE:
             del self._gone[next(iter(self._gone))]
         return self._known.pop(ref, None) if dead else None
+
+    def look(
+        self, requests: Iterable[DecodeRequest], now: float
+    ) -> tuple[list[Post], list[DecodeRequest]]:
+        """Whom to ask for a sign of life, and the requests that wait for one who gives none."""
+        waiting = [r for r in requests if r.state in NEEDS_PREFILL]
+        asks, _ = self._liveness.look((r.dispatch.prefill for r in waiting), now)
+        lost = self._liveness.lost
+        cut_off = [r for r in waiting if r.dispatch.prefill.ref in lost]
+        return [Post(peer, Ping()) for peer in asks], cut_off
+
+    def answered(self, ref: WorkerRef, now: float) -> None:
+        """It gave a sign of life."""
+        self._liveness.answered(ref, now)
 
     def is_known(self, ref: WorkerRef) -> bool:
         """Whether its death would be told us."""

@@ -52,6 +52,8 @@ STAGES = {
     _S.RETRACTED: Stage.QUEUED,
 }
 
+NEEDS_PREFILL = (_S.EXPECTED, _S.ADMITTING, _S.RECEIVING)
+
 
 @dataclass(slots=True)
 class DecodeRequest:

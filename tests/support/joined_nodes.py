@@ -18,6 +18,8 @@ from bootstrap.messages import (
     LegProgress,
     Manifest,
     Message,
+    Ping,
+    Pong,
 )
 from decode.core import DecodeCore
 from decode.instructions import DropSwap, InboundClosed, InboundOpened, TearDown
@@ -148,7 +150,9 @@ class PrefillNode(_Node):
 
     def receive(self, sender: Peer, message: Message) -> None:
         """As the mailbox's thread does it: what concerns handoffs goes past the loop."""
-        if isinstance(message, Manifest):
+        if isinstance(message, Ping):
+            self.posts.append(Post(sender, Pong()))
+        elif isinstance(message, Manifest):
             self.handoffs.manifest(sender, message)
         elif isinstance(message, HandoffAccepted):
             self.handoffs.accepted(sender, message)

@@ -1,7 +1,7 @@
 """Who is out of reach: decided from answers and a clock that tests move."""
 
 from bootstrap.identity import Peer
-from bootstrap.liveness import ASK_EVERY_S, PAUSE_S, SILENCE_S, Liveness
+from bootstrap.liveness import ASK_EVERY_S, PAUSE_S, PROBATION_S, SILENCE_S, Liveness
 from tests.support.bootstrap_facts import make_peer, make_ref
 
 A, B = make_peer(make_ref("a", 1)), make_peer(make_ref("b", 2))
@@ -74,6 +74,21 @@ def test_waiting_anew_begins_anew() -> None:
     assert rig.lost_at == {}
     rig.run(3 * STEP_S)
     assert A in rig.lost_at
+
+
+def test_who_was_lost_and_is_waited_for_anew_is_asked_at_once_and_soon_lost_again() -> None:
+    rig = Rig(A)
+    rig.mute = {A}
+    rig.run(5)
+    rig.awaited = []
+    rig.run(5)
+    rig.awaited, rig.asked, rig.lost_at = [A], [], {}
+    began = rig.now
+    rig.run(STEP_S)
+    assert rig.asked == [A]
+    assert rig.liveness.lost == frozenset()
+    rig.run(PROBATION_S + STEP_S)
+    assert rig.lost_at[A] - began <= PROBATION_S + 2 * STEP_S
 
 
 def test_a_pause_of_our_own_is_nobody_elses_silence() -> None:
