@@ -16,7 +16,6 @@ from bootstrap.messages import (
     HandoffAccepted,
     HandoffRecord,
     LegFailed,
-    LegProgress,
     Pong,
     PrefillStarted,
     RoomTokens,
@@ -107,9 +106,6 @@ class DecodeCore:
         for request in list(self._rooms.values()):
             if now >= request.deadline_at:
                 self._fail(request, FailureReason.DEADLINE, "deadline passed in decode", now)
-            elif request.is_unheard(now):
-                detail = f"prefill engine {request.dispatch.prefill.ref} said nothing for too long"
-                self._fail(request, FailureReason.PEER_LOST, detail, now)
         asks, cut_off = self._partners.look(self._rooms.values(), now)
         self._out.extend(asks)
         for request in cut_off:
@@ -258,10 +254,7 @@ class DecodeCore:
         elif request.state is _S.EXPECTED:
             self._partners.started(message.room, now)
             self._start_if_ready(request)
-        elif request.state is _S.ADMITTING:  # it asks again: to wait for pages is no silence
-            self._out.append(Post(sender, LegProgress({message.room: STAGES[request.state]})))
-        elif request.state is _S.RECEIVING:  # it asks again: the manifest may have been lost
-            request.heard_at = now
+        elif request.state is _S.RECEIVING:  # it asks again: the manifest was lost
             self._out.append(Post(sender, self.inbound.manifest(request)))
 
     def _start_if_ready(self, request: DecodeRequest) -> None:

@@ -31,8 +31,6 @@ class DecodeEvent(Enum):
     END = "end"
 
 
-SILENCE_S = 30.0  # while a room is received: after it the prefill engine counts as out of reach
-
 _S, _E = DecodeState, DecodeEvent
 
 TRANSITIONS: dict[tuple[DecodeState, DecodeEvent], DecodeState] = {
@@ -72,7 +70,6 @@ class DecodeRequest:
     num_resends: int = 0  # how often the prefill engine was asked for `damaged` blocks
     damaged: tuple[int, ...] = ()
     admitted_at: float = 0.0
-    heard_at: float = 0.0  # when the prefill engine last said anything of the room
     committed_at: float = 0.0
     num_named: int = 0  # blocks named in the prefix cache
     record: HandoffRecord | None = None  # from commit on
@@ -89,11 +86,6 @@ class DecodeRequest:
     def num_prompt_tokens(self) -> int:
         """Prompt length in tokens."""
         return len(self.dispatch.prompt_token_ids)
-
-    def is_unheard(self, now: float) -> bool:
-        """Whether the prefill engine, which speaks of the room each second, can be heard no more."""
-        since = max(self.admitted_at, self.heard_at)
-        return self.state is _S.RECEIVING and now - since >= SILENCE_S
 
     @property
     def waits_for_grammar(self) -> bool:

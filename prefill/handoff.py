@@ -34,7 +34,7 @@ class Handoff:
     closed: bool = False
     committed: HandoffRecord | None = None
     resend_at: float = 0.0
-    heard_at: float = 0.0  # when the decode engine last said anything of the room
+    unanswered_since: float = 0.0  # the record that went out last
     moved_at: float = 0.0  # when a write of the room last began or ended
     num_writing: int = 0
     writing_since: float = 0.0
@@ -85,5 +85,5 @@ class Handoff:
             block_digests=b"".join(digest for _, digest in sorted(self.digests.items())),
             num_resends=self.num_resends,
         )
-        self.resend_at = now
+        self.resend_at = self.unanswered_since = now
         return self.committed

@@ -16,7 +16,6 @@ from bootstrap.messages import (
     FailureReason,
     HandoffAccepted,
     HandoffRecord,
-    LegProgress,
     Manifest,
     PrefillStarted,
     WriterStopped,
@@ -37,9 +36,7 @@ from prefill.handoff import Digest, Handoff
 
 RESEND_INTERVAL_S = 1.0
 STALL_S = 30.0  # a room none of whose writes ends for so long is given up
-SILENCE_S = 30.0  # and so is one of which its decode engine says nothing
-
-_STOPPING = SendState.STOPPING
+SILENCE_S = 30.0  # and so is one whose record nobody answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +155,11 @@ class Handoffs:
         self._now = now
         for room, handoff in list(self._rooms.items()):
             moving = handoff.sender.num_in_flight == 0 or now - handoff.moved_at < STALL_S
-            if not moving and handoff.sender.state is not _STOPPING:
+            if not moving and handoff.sender.state is not SendState.STOPPING:
                 detail = f"no write ended for {STALL_S:g} s"
                 self._fail(room, FailureReason.TRANSFER_FAILED, detail)
-            elif now - handoff.heard_at >= SILENCE_S and handoff.sender.state is not _STOPPING:
-                detail = f"decode engine {handoff.decode.ref} said nothing for {SILENCE_S:g} s"
+            elif handoff.committed is not None and now - handoff.unanswered_since >= SILENCE_S:
+                detail = f"decode engine {handoff.decode.ref} did not answer in {SILENCE_S:g} s"
                 self._fail(room, FailureReason.PEER_LOST, detail)
                 continue
             if now < handoff.resend_at:
@@ -170,7 +167,7 @@ class Handoffs:
             handoff.resend_at = now + RESEND_INTERVAL_S
             if handoff.committed is not None:
                 self._out.append(Post(handoff.decode, handoff.committed))
-            elif handoff.sender.state is not _STOPPING:
+            elif not handoff.sender.epoch and handoff.pending is None:
                 self._out.append(Post(handoff.decode, PrefillStarted(room)))
 
     def views(self) -> dict[bytes, TransferView]:
@@ -194,9 +191,7 @@ class Handoffs:
         """A room began to compute."""
         resend_at = self._now + RESEND_INTERVAL_S
         sender = Sender(event.pages)
-        self._rooms[event.room] = Handoff(
-            event.decode, event.pages, sender, resend_at=resend_at, heard_at=self._now
-        )
+        self._rooms[event.room] = Handoff(event.decode, event.pages, sender, resend_at=resend_at)
 
     def blocks_computed(self, event: BlocksComputed) -> None:
         """More blocks are final."""
@@ -221,21 +216,11 @@ class Handoffs:
         if handoff is None or handoff.sender.state in ENDED:
             was_cut = message.room in self._cut_short
             self._out.append(Post(sender, WriterStopped(message.room, message.epoch, was_cut)))
-        elif sender.ref != handoff.decode.ref:
-            return
+        elif sender.ref != handoff.decode.ref or handoff.sender.epoch:
+            return  # another worker's, or a repeat
         else:
-            handoff.heard_at = self._now
-            if handoff.sender.epoch:
-                return  # a repeat
             handoff.pending = message
             self._use_manifest(handoff, message)
-
-    def heard(self, sender: Peer, message: LegProgress) -> None:
-        """The decode engine holds these rooms, and has no pages for them yet."""
-        for room in message.stages:
-            handoff = self._rooms.get(room)
-            if handoff is not None and sender.ref == handoff.decode.ref:
-                handoff.heard_at = self._now
 
     def accepted(self, sender: Peer, message: HandoffAccepted) -> None:
         """The decode engine verified the record."""
@@ -257,7 +242,6 @@ class Handoffs:
             detail = "the decode engine wants blocks that were not sent"
             self._fail(message.room, FailureReason.HANDOFF_REJECTED, detail)
             return
-        handoff.heard_at = self._now
         handoff.num_resends += 1
         handoff.num_resent += len(message.blocks)
         handoff.committed = None

@@ -9,7 +9,7 @@ from functools import partial
 from bootstrap.identity import Peer, Role, WorkerRef
 from bootstrap.inspection import AskLedger
 from bootstrap.membership import WorkerInfo
-from bootstrap.messages import BlocksDamaged, HandoffAccepted, LegProgress, Manifest, Message
+from bootstrap.messages import BlocksDamaged, HandoffAccepted, Manifest, Message
 from engine.core import CompileGrammar, PeerLeft, Post, Received
 from engine.host import EngineHost, Links
 from engine.inspection import LedgerAsked
@@ -73,9 +73,6 @@ class PrefillRole:
         elif isinstance(message, HandoffAccepted):
             with self._locked() as handoffs:
                 handoffs.accepted(sender, message)
-        elif isinstance(message, LegProgress):
-            with self._locked() as handoffs:
-                handoffs.heard(sender, message)
         elif isinstance(message, BlocksDamaged):
             with self._locked() as handoffs:
                 handoffs.damaged(sender, message)

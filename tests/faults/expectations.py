@@ -63,10 +63,10 @@ register        S.S    SSS   VVV
 dispatch-p      R.R    SRS   LLL
 dispatch-d      R.S    SRS   LLL
 admit           S.S    SSS   LLL
-manifest        S.R    SSS   LLR
-write-0         R.R    RRS   RRR
-write-1         R.R    RRS   RRR
-write-2         R.S    RRS   RRL
+manifest        S.R    SSS   LLL
+write-0         R.R    RRS   LLL
+write-1         R.R    RRS   LLL
+write-2         R.S    RRS   LLL
 first-token     R.S    SRS   LLS
 commit          S.S    SSS   LLS
 accept          S.S    SSS   SSS
@@ -114,7 +114,7 @@ _WITHIN_S: dict[Fault, float] = {
     Fault.REPLACE_D: 0.8,
     Fault.REFUSE: 1.8,
     Fault.RESET: _LOST,
-    Fault.HOLE: 45.5,
+    Fault.HOLE: 8.0,
 }
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from bootstrap.errors import LocalMisuse
 from bootstrap.identity import Peer
-from bootstrap.messages import LegFailed, LegProgress, Message, TokenBatch
+from bootstrap.messages import LegFailed, Message, TokenBatch
 from decode.inspection import DecodeRooms
 from kv_transfer.ledger import PageState
 from prefill.inspection import PrefillRooms
@@ -108,7 +108,7 @@ class SmallCluster(Cluster):
         for me, part in parts.items():
             if me not in self._marks:
                 self._marks[me] = fingerprint(part)
-        links = frozenset((e, tuple(map(_key, link))) for e, link in self.links.items() if link)
+        links = frozenset((ends, tuple(link)) for ends, link in self.links.items() if link)
         rest = (self.news, self.orphans, self.debris, self.now, self.faults, self.num_waits)
         return hash((tuple([self._marks[me] for me in parts]), links, fingerprint(rest)))
 
@@ -197,10 +197,6 @@ class SmallCluster(Cluster):
             or any(balancer.request_of(room) for room in _rooms(post.message))
         ]
         super()._route(source, posts)
-
-
-def _key(message: Message) -> object:
-    return tuple(message.stages.items()) if isinstance(message, LegProgress) else message
 
 
 def _rooms(message: Message) -> list[bytes]:

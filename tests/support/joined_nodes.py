@@ -15,7 +15,6 @@ from bootstrap.messages import (
     BlocksDamaged,
     HandoffAccepted,
     HandoffRecord,
-    LegProgress,
     Manifest,
     Message,
     Ping,
@@ -156,8 +155,6 @@ class PrefillNode(_Node):
             self.handoffs.manifest(sender, message)
         elif isinstance(message, HandoffAccepted):
             self.handoffs.accepted(sender, message)
-        elif isinstance(message, LegProgress):
-            self.handoffs.heard(sender, message)
         elif isinstance(message, BlocksDamaged):
             self.handoffs.damaged(sender, message)
         else:

@@ -17,7 +17,6 @@ from bootstrap.messages import (
 )
 from bootstrap.sampling import FinishReason
 from decode.instructions import DropSwap, InboundClosed, InboundOpened
-from decode.request import SILENCE_S
 from engine.core import PeerJoined, SwapOut
 from engine.step import NumericalFault, SampledToken
 from kv_transfer.digests import Blocks
@@ -88,27 +87,6 @@ def test_a_repeated_start_repeats_the_manifest() -> None:
     assert sent(rig.receive(PrefillStarted(R)), Manifest, PREFILL) == [manifest]
     rig.receive(rig.record(1))
     assert rig.receive(PrefillStarted(R)) == []
-
-
-def test_who_waits_for_pages_says_so_when_asked_again() -> None:
-    rig = DecodeRig()
-    rig.dispatch(1)
-    rig.receive(PrefillStarted(R))
-    waits = [LegProgress({R: Stage.QUEUED})]
-    assert sent(rig.receive(PrefillStarted(R)), LegProgress, PREFILL) == waits
-
-
-def test_a_prefill_engine_that_is_heard_no_more_fails_the_room() -> None:
-    rig = DecodeRig()
-    rig.dispatch(1, deadline_s=900.0)
-    rig.receive(PrefillStarted(R))
-    rig.step()
-    rig.tick(SILENCE_S - 1)
-    rig.receive(PrefillStarted(R))
-    assert sent(rig.tick(2 * SILENCE_S - 2), LegFailed) == []
-    (failed,) = sent(rig.tick(2 * SILENCE_S), LegFailed, BALANCER)
-    assert failed.reason is _F.PEER_LOST
-    assert rig.pages == {"free": 14, "quarantined": 2}
 
 
 def test_a_manifest_names_only_what_is_missing() -> None:

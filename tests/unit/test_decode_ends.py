@@ -124,8 +124,6 @@ def test_only_rooms_of_the_lost_balancer_end() -> None:
 def test_the_deadline_passes(state: str) -> None:
     rig = rig_in(state)
     arrived_at = 1.0 if state == "retracted" else 0.0
-    rig.now = arrived_at + 99.0
-    rig.receive(PrefillStarted(R))  # its prefill engine is not silent
     out = rig.tick(arrived_at + 99.9)
     assert R not in [failure.room for failure in sent(out, LegFailed)]
     out = rig.tick(arrived_at + 100.0)
