@@ -272,6 +272,17 @@ class RealCluster:
 
         wait_for(ready, timeout_s, "readiness")
 
+    def wait_healthy(self, timeout_s: float = 60.0) -> None:
+        """Until the balancer takes connections."""
+
+        def healthy() -> bool:
+            try:
+                return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        wait_for(healthy, timeout_s, "a balancer")
+
     def wait_idle(self, timeout_s: float = 20.0) -> None:
         """Until `idle`; tells pages and rooms that are not."""
         deadline = time.monotonic() + timeout_s

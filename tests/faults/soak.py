@@ -37,8 +37,9 @@ FAULT_EVERY_S = 5.0
 MAX_ERROR_RATE = 0.01
 MAX_GROWTH_BYTES_PER_MINUTE = 4 << 20  # of any process that lived for long
 QUIET_TIMEOUT_S = 60.0
+RETRY_AFTER_S = 1.0  # as refusals say
 _TEND_S = 0.05
-_MIN_SPAN_S = 60.0  # of samples, for a slope that means something
+_WARM_S, _MIN_SPAN_S = 60.0, 60.0  # a life's first minute fills caches; then a slope needs one more
 
 
 @dataclass(slots=True)
@@ -129,8 +130,10 @@ class Soak:
         while not self._ending.is_set():
             answer = clients.ask(dice.choice(self._shapes))
             self._answers.append(answer)
-            if answer.outcome in (REFUSED, CUT):  # as a client does that is told to come again
-                self._ending.wait(0.5)
+            if answer.outcome == REFUSED:
+                self._ending.wait(RETRY_AFTER_S)
+            elif answer.outcome == CUT:  # whoever comes meanwhile finds nobody, which is one fault
+                self._cluster.wait_healthy()
 
     # --- judgement -----------------------------------------------------------------------------
 
@@ -199,11 +202,11 @@ class MemoryWatch:
             self._samples.setdefault((name, life.pid), []).append((now, pages * 4096))
 
     def slopes(self) -> dict[str, float]:
-        """MiB a minute over the second half of each long life; a life's first requests warm caches."""
+        """MiB a minute of each long life, from its second minute on; the steepest of each name."""
         slopes: dict[str, float] = {}
         for (name, _), samples in self._samples.items():
-            late = samples[len(samples) // 2 :]
-            if samples[-1][0] - samples[0][0] >= _MIN_SPAN_S:
+            late = [sample for sample in samples if sample[0] - samples[0][0] >= _WARM_S]
+            if late and late[-1][0] - late[0][0] >= _MIN_SPAN_S:
                 slope = _slope(late) * 60 / (1 << 20)
                 slopes[name] = round(max(slope, slopes.get(name, slope)), 2)
         return slopes

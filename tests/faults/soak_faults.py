@@ -1,4 +1,8 @@
-"""What befalls a cluster in a soak: one random fault on a random process at a time, each over soon."""
+"""What befalls a cluster in a soak: one random fault on a random process at a time, each over soon.
+
+An engine is struck only while another of its role serves: without one no cluster could answer, and the
+errors would say nothing but that.
+"""
 
 import random
 import signal
@@ -32,11 +36,11 @@ class FaultDriver:
     def strike(self) -> None:
         """One random fault."""
         kind = self.dice.choices(FAULTS, WEIGHTS)[0]
-        engines = [n for n in self.cluster.processes if n[0] in "pd"]
-        name = "lb" if kind.startswith("balancer") else self.dice.choice(engines)
-        if kind == "cancel burst":
+        spare = self._spare()
+        name = "lb" if kind.startswith("balancer") else self.dice.choice(spare) if spare else ""
+        if kind == "cancel burst" or not name:
             self._cancel_burst()
-            name = ""
+            kind, name = "cancel burst", ""
         elif kind.endswith("stop"):
             self._stop(name)
         elif kind == "restart":  # in order: SIGTERM, and a new life when it has ended
@@ -60,6 +64,16 @@ class FaultDriver:
         self._wake_at = {name: (0.0, pid) for name, (_, pid) in self._wake_at.items()}
         self.tend()
 
+    def _spare(self) -> list[str]:
+        """Engines whose sibling serves, as the balancer sees it."""
+        known = self.cluster.members()
+        serving = [
+            name
+            for name, life in self.cluster.processes.items()
+            if known.get(name) == life.incarnation and name not in self._wake_at
+        ]
+        return [name for name in serving if any(_are_siblings(name, other) for other in serving)]
+
     def _stop(self, name: str) -> None:
         life = self.cluster.processes[name]
         if name in self._wake_at or not life.process.is_alive():
@@ -72,3 +86,7 @@ class FaultDriver:
         for _ in range(BURST):
             prompt = tuple(self.dice.choices(range(3, 300), k=self.dice.randint(20, 400)))
             clients.begin(Shape(prompt, 64, leave_after=self.dice.randint(1, 20)))
+
+
+def _are_siblings(one: str, other: str) -> bool:
+    return one != other and one[0] == other[0]
