@@ -18,6 +18,7 @@ from cluster.balancer.settings import LOG_LEVELS, BalancerSettings
 from cluster.bench import settings as bench_settings
 from cluster.endpoint import DEFAULT_URL
 from cluster.processes import die_with_parent
+from cluster.ray import commands as ray_commands
 from cluster.settings import ENDPOINT_HELP, ClusterSettings, load
 from cluster.version import installed_version
 
@@ -119,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     operating.add_commands(partial(_add, commands), _number)
     _add_chat(commands)
     _add_bench(commands)
+    ray_commands.add_commands(partial(_add, commands), _add_setting, _number)
     _add_fetch(commands)
     _add_balancer(commands)
     return parser
