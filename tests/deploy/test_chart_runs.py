@@ -151,6 +151,7 @@ def test_a_rolling_restart_of_decode_engines_loses_no_request(release: Release) 
 def test_a_lost_head_comes_back_and_clients_are_told_503_meanwhile(release: Release) -> None:
     """As the chart's README says: engines end, balancers stay, everything starts again by itself."""
     kubelet = release.kubelet
+    kubelet.wait_ready(*kubelet.pods, timeout_s=START_S)
     kubelet.delete(f"{HEAD}-0", grace_s=0)
     wait_for(lambda: release.ask() == 503, 90, "an honest refusal")
     assert len(kubelet.endpoints(BALANCER)) == 2, "balancers stay in the Service"
