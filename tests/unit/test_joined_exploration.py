@@ -108,7 +108,7 @@ def test_blocks_that_are_damaged_twice_fail_the_room_alone() -> None:
 
 
 def test_the_search_finds_damaged_blocks_without_verification() -> None:
-    with pytest.raises(AssertionError, match="where .* should be"):
+    with pytest.raises(AssertionError, match=r"where .* should be"):
         all_ends(small(("corrupt-write",), (9,), 3, verify=False))
 
 
