@@ -32,8 +32,8 @@ _TAIL_LINES = 30
 _PDSERVE = 'RAY_AUTH_MODE=token PATH="$HOME/pdserve/bin:$PATH" pdserve'
 _CLEAR = (
     'PATH="$HOME/pdserve/bin:$PATH" ray stop --force >/dev/null 2>&1;'
-    f" rm -rf ~/.pdserve {RAY_TOKEN} ~/ray_bootstrap_config.yaml ~/ray_bootstrap_key.pem /tmp/ray;"
-    " rmdir ~/.ray 2>/dev/null; true"
+    f" rm -rf ~/.pdserve {RAY_TOKEN} ~/ray_bootstrap_config.yaml ~/ray_bootstrap_key.pem"
+    " /tmp/ray /tmp/ray_ssh_*; rmdir ~/.ray /tmp/pdserve-$(id -u) 2>/dev/null; true"
 )
 
 
@@ -135,7 +135,7 @@ class _Heard:
 
 def _check_same(running: Sequence[str], wanted: Sequence[str]) -> None:
     """How long to wait is no difference."""
-    kept = [[f for f in flags if "start-timeout" not in f] for flags in (running, wanted)]
+    kept = [{f for f in flags if "start-timeout" not in f} for flags in (running, wanted)]
     if kept[0] != kept[1]:
         raise ConfigError(
             f"`pdserve up {shlex.join(running)}` runs there already, not"
