@@ -10,9 +10,12 @@ Owns which host is in use as which type. Ray imports it on the launcher and on t
 """
 
 import os
+import time
 from typing import Any
 
+from ray.autoscaler._private.constants import AUTOSCALER_UPDATE_INTERVAL_S
 from ray.autoscaler._private.local.node_provider import LocalNodeProvider
+from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.tags import (
     NODE_KIND_HEAD,
     STATUS_UP_TO_DATE,
@@ -21,6 +24,9 @@ from ray.autoscaler.tags import (
     TAG_RAY_NODE_STATUS,
     TAG_RAY_USER_NODE_TYPE,
 )
+
+_FREE_AT = "free_at"
+_REST_S = 2 * AUTOSCALER_UPDATE_INTERVAL_S  # so that one of its looks falls in between
 
 
 class FixedHosts(LocalNodeProvider):  # type: ignore[misc]
@@ -43,17 +49,38 @@ class FixedHosts(LocalNodeProvider):  # type: ignore[misc]
             self.state.put(head, {"state": "running", "tags": tags})
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
-        """Take `count` unused hosts of the type, or as many as there are."""
+        """Take `count` free hosts of the type; raises NodeLaunchException when there are fewer.
+
+        The autoscaler takes a raised error as a reason to ask again, and fewer nodes as some to come.
+        """
         with self.state.lock, self.state.file_lock:
             hosts = self.state.get()
-            unused = [ip for ip in node_config["ips"] if hosts[ip]["state"] == "terminated"]
-            for ip in unused[:count]:
+            free = [ip for ip in node_config["ips"] if _is_free(hosts[ip])]
+            if len(free) < count:
+                raise NodeLaunchException("no free host", f"{count} wanted, {len(free)} free", None)
+            for ip in free[:count]:
                 self.state.put(ip, {"state": "running", "tags": dict(tags)})
+
+    def terminate_node(self, node_id: str) -> None:
+        """Give the host back, but not at once.
+
+        The autoscaler must have seen it gone: it takes the next node of that name for the old one.
+        """
+        super().terminate_node(node_id)
+        with self.state.lock, self.state.file_lock:
+            host = self.state.get()[node_id]
+            self.state.put(node_id, {**host, _FREE_AT: time.time() + _REST_S})
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
         """Tell the parent class which host is the head and which are not."""
         types, head_type = cluster_config["available_node_types"], cluster_config["head_node_type"]
+        for name, node_type in types.items():
+            num_hosts, most = len(node_type["node_config"]["ips"]), node_type["max_workers"]
+            if most > num_hosts:
+                raise ValueError(
+                    f"available_node_types.{name}.max_workers={most}: it has {num_hosts} hosts"
+                )
         provider = cluster_config["provider"]
         provider["head_ip"] = types[head_type]["node_config"]["ips"][0]
         provider["worker_ips"] = [
@@ -63,3 +90,7 @@ class FixedHosts(LocalNodeProvider):  # type: ignore[misc]
             for ip in node_type["node_config"]["ips"]
         ]
         return cluster_config
+
+
+def _is_free(host: dict[str, Any]) -> bool:
+    return host["state"] == "terminated" and time.time() >= host.get(_FREE_AT, 0.0)

@@ -1,12 +1,17 @@
 """The shipped cluster files pass Ray's own checks and give roles their labels and slots."""
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.autoscaler.node_launch_exception import NodeLaunchException
+from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 
 from cluster.ray import cluster_file
+from cluster.ray.provider import FixedHosts
 
 
 @pytest.fixture(params=cluster_file.EXAMPLES)
@@ -57,24 +62,47 @@ def test_enough_workers_are_allowed(prepared: dict[str, Any]) -> None:
     assert sum(node_type["min_workers"] for node_type in types) <= prepared["max_workers"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ray closes no file
-def test_fixed_hosts_are_given_out_by_type(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
-
-    from cluster.ray.provider import FixedHosts
-
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+def fixed_hosts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, dict[str, str]]:
+    """A provider whose notes are in `folder`, its two decode hosts, and such a node's tags."""
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
     content = yaml.safe_load(cluster_file.example("onprem"))
-    content["available_node_types"]["decode"]["node_config"]["ips"] = ["10.0.0.13", "10.0.0.14"]
+    decode = content["available_node_types"]["decode"]
+    decode["node_config"]["ips"] = ["10.0.0.13", "10.0.0.14"]
     config = FixedHosts.bootstrap_config(prepare_config(content))
-    provider = FixedHosts(config["provider"], "test")
     tags = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: "decode"}
-    node_config = config["available_node_types"]["decode"]["node_config"]
+    return FixedHosts(config["provider"], "test"), decode["node_config"], tags
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ray closes no file
+def test_fixed_hosts_are_given_out_by_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider, node_config, tags = fixed_hosts(tmp_path, monkeypatch)
     provider.create_node(node_config, tags, 1)
     assert provider.non_terminated_nodes(tags) == ["10.0.0.13"]
-    provider.create_node(node_config, tags, 5)
-    assert provider.non_terminated_nodes(tags) == ["10.0.0.13", "10.0.0.14"]
-    provider.terminate_node("10.0.0.13")
-    assert provider.non_terminated_nodes({}) == ["10.0.0.14"]
+    with pytest.raises(NodeLaunchException, match="2 wanted, 1 free"):
+        provider.create_node(node_config, tags, 2)
     provider.create_node(node_config, tags, 1)
-    assert sorted(provider.non_terminated_nodes(tags)) == ["10.0.0.13", "10.0.0.14"]
+    assert provider.non_terminated_nodes(tags) == ["10.0.0.13", "10.0.0.14"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ray closes no file
+def test_a_host_rests_until_its_loss_was_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    provider, node_config, tags = fixed_hosts(tmp_path, monkeypatch)
+    provider.create_node(node_config, tags, 1)
+    provider.terminate_node("10.0.0.13")
+    assert provider.non_terminated_nodes({}) == []
+    provider.create_node(node_config, tags, 1)
+    assert provider.non_terminated_nodes(tags) == ["10.0.0.14"]
+    now += 60.0
+    provider.create_node(node_config, tags, 1)
+    assert provider.non_terminated_nodes(tags) == ["10.0.0.13", "10.0.0.14"]
+
+
+def test_more_workers_than_hosts_are_refused() -> None:
+    content = yaml.safe_load(cluster_file.example("onprem"))
+    content["available_node_types"]["decode"]["max_workers"] = 2
+    with pytest.raises(ValueError, match=r"decode\.max_workers=2: it has 1 hosts"):
+        FixedHosts.bootstrap_config(prepare_config(content))
