@@ -46,8 +46,9 @@ _WARM_S, _MIN_SPAN_S = 60.0, 60.0  # a life's first minute fills caches; then a 
 class SoakReport:
     """What a soak came to.
 
-    `error_rate` is of answers that were refused or broken off; `cut_rate` of those that the balancer's own
-    death cut, of which nobody is left to tell.
+    `longest_silence_s` is of streams, the wait for the first token included. `error_rate` is of answers
+    that were refused or broken off; `cut_rate` of those that the balancer's own death cut, of which nobody
+    is left to tell.
     """
 
     seed: int
@@ -147,7 +148,8 @@ class Soak:
         report.error_rate = len(errors) / max(1, len(self._answers))
         report.cut_rate = outcomes[CUT] / max(1, len(self._answers))
         report.errors = [f"{a.outcome}: {a.detail[:300]}" for a in errors[:20]]
-        report.longest_silence_s = max((a.longest_silence() for a in self._answers), default=0.0)
+        silences = [a.longest_silence() for a in self._answers if a.shape.stream]
+        report.longest_silence_s = max(silences, default=0.0)
         wrong = [a for a in self._answers if not self._is_right(a)]
         report.num_wrong = len(wrong)
         self._check_outcomes(outcomes, wrong)
