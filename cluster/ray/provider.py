@@ -93,4 +93,4 @@ class FixedHosts(LocalNodeProvider):  # type: ignore[misc]
 
 
 def _is_free(host: dict[str, Any]) -> bool:
-    return host["state"] == "terminated" and time.time() >= host.get(_FREE_AT, 0.0)
+    return host["state"] == "terminated" and time.time() >= float(host.get(_FREE_AT, 0.0))
