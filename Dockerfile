@@ -14,7 +14,7 @@ FROM ${BASE} AS base
 ARG PYTHON_VERSION=3.12
 # What NIXL and Mooncake link against, also where no RDMA device is.
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends libibverbs1 librdmacm1 libnuma1 \
+ && apt-get install --yes --no-install-recommends libcurl4 libibverbs1 librdmacm1 libnuma1 \
  && rm -rf /var/lib/apt/lists/* \
  && python3 -c "import sys; v = '%d.%d' % sys.version_info[:2]; sys.exit(v != '${PYTHON_VERSION}' and f'Python {v}')"
 ENV PATH=/opt/pdserve/bin:$PATH \

@@ -46,10 +46,15 @@ def image() -> Iterator[str]:
 
 def run(image: str, *command: str) -> str:
     """As Kubernetes would: no capabilities, read-only root, /tmp to write to."""
-    podman = ["podman", "--runtime", "runc", *STORAGE, "run", "--rm", "--network", "none"]
-    rights = ["--cgroups", "disabled", "--cap-drop", "all", "--read-only", "--tmpfs", "/tmp"]
+    podman = ["podman", "--runtime", "crun", *STORAGE, "run", "--rm", "--pull", "never"]
+    podman += ["--network", "none", "--cgroups", "disabled"]
+    podman += ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"]
+    rights = ["--cap-drop", "all", "--read-only", "--tmpfs", "/tmp"]
+    # crun refuses a machine with both kinds of cgroups.
+    script = 'umount -l /sys/fs/cgroup/unified 2>/dev/null; exec "$@"'
+    private = ["unshare", "-m", "--propagation", "private", "sh", "-c", script, "_"]
     done = subprocess.run(
-        [*podman, *rights, image, *command], capture_output=True, text=True, check=False
+        [*private, *podman, *rights, image, *command], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
