@@ -73,6 +73,7 @@ class EngineLoop:
     ) -> None:
         self.inbox = Inbox()
         self.load: WorkerLoad = core.load()  # replaced after each round, read by any thread
+        self.num_rounds = 0  # read by any thread: a loop that stands still does not count on
         self._core = core
         self._stepper = stepper
         self._execute = execute
@@ -135,6 +136,7 @@ class EngineLoop:
             self._step(plan)
             self._emit()
         self.load = core.load()
+        self.num_rounds += 1
         return plan is not None
 
     def _step(self, plan: StepPlan) -> None:
