@@ -158,7 +158,7 @@ def _hosts_missing() -> list[str]:
     wanted = [*failures, *map(str, config["provider"].get("worker_ips", ()))]
     return [
         failures.get(host)
-        or f"host {host}: {'set up, but not joined' if host in log.reached else 'no SSH yet'}"
+        or f"host {host}: {'no node of Ray now' if host in log.reached else 'not reached by SSH yet'}"
         for host in dict.fromkeys(wanted)
         if host not in here
     ]

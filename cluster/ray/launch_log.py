@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LOGGED = re.compile(r"^\d{4}-\d\d-\d\d .* -- (.*)$")
+_LOGGED = re.compile(r"^\d{4}-\d\d-\d\d .*? -- (.*)$")
 _STEP = re.compile(r"^\[(\d+)/(\d+)\] (.+)$")
 _RUNNING = re.compile(r"^Running `(.*)`$")
 _FULL = re.compile(r"^Full command is `ssh .*?@(\S+) ")
@@ -80,12 +80,12 @@ def read(lines: Iterable[str]) -> LaunchLog:
             elif what.endswith(" failed"):
                 last = tuple(output[-_MAX_OUTPUT_LINES:])
                 failures[host] = Failure(host, what, commands.get(host, running), last)
-        elif _is_output(line, text):
+        elif is_output(line):
             output.append(text.strip())
     return LaunchLog(frozenset(reached), tuple(failures.values()))
 
 
-def _is_output(line: str, text: str) -> bool:
-    """Whether a command on the host wrote it."""
-    logged = _LOGGED.match(_COLOUR.sub("", line)) is not None
-    return not logged and bool(text.strip()) and not text.startswith(_NOISE)
+def is_output(line: str) -> bool:
+    """Whether a command on the host wrote it, not the launcher or ssh."""
+    text = _COLOUR.sub("", line).strip()
+    return bool(text) and _LOGGED.match(text) is None and not text.startswith(_NOISE)

@@ -10,15 +10,14 @@ import shlex
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from bootstrap.errors import ConfigError, RemoteFault
 from bootstrap.identity import Role
 from cluster.placement import SLOTS
 from cluster.progress import Progress
-from cluster.ray import launch_log
+from cluster.ray import launch_log, notes
 from cluster.ray.cluster_file import RAY_TOKEN, ClusterFile
-from cluster.ray.remote import Ended, RayCli, ray_folder, ssh
+from cluster.ray.remote import Ended, RayCli, ssh
 from cluster.ray.telling import said, told
 
 EXIT_FAILED = 1
@@ -74,8 +73,7 @@ def ray_down(file: ClusterFile) -> int:
             raise RemoteFault(_told_by("ray down", down))
         progress.say("ray", "down", done=True)
         left += _clear(file, () if file.head is None else (file.head,), progress)
-    if file.head is not None:
-        _forget(file)
+    notes.forget(file.name)
     for host in left:
         progress.say(host, "not reached: what runs there goes on until it is turned off")
     return EXIT_FAILED if left else 0
@@ -166,7 +164,8 @@ def _serve(
     heard = _Heard("pdserve", progress)
     ended = cli.execute(f"{command} -- {shlex.join(flags)}", _left(deadline) + _MARGIN_S, heard)
     if ended.code != 0:
-        raise RemoteFault(_told_by("pdserve up", ended))
+        output = [line for line in ended.lines if launch_log.is_output(line) and not said(line)]
+        raise RemoteFault("\n".join([*output[-_TAIL_LINES:], *heard.words[-1:]]) or _ended(ended))
     progress.say("pdserve", f"{num_engines} engines serve", done=True)
     return 0
 
@@ -187,21 +186,18 @@ def _clear(file: ClusterFile, hosts: Sequence[str], progress: Progress) -> list[
     return [host for host, end in zip(hosts, ended, strict=True) if end.code != 0]
 
 
-def _forget(file: ClusterFile) -> None:
-    """Remove the launcher's own notes of a cluster that is no more."""
-    for path in Path(ray_folder(), "ray").glob(f"cluster-{file.name}.*"):
-        path.unlink(missing_ok=True)
-
-
 def _left(deadline: float) -> float:
     return max(1.0, deadline - time.monotonic())
 
 
 def _last_line(ended: Ended) -> str:
-    return ended.lines[-1] if ended.lines else f"exit code {ended.code}"
+    return ended.lines[-1] if ended.lines else _ended(ended)
+
+
+def _ended(ended: Ended) -> str:
+    return "not done in time" if ended.code is None else f"exit code {ended.code}"
 
 
 def _told_by(what: str, ended: Ended) -> str:
-    end = "not done in time" if ended.code is None else f"exit code {ended.code}"
     lines = [text for line in ended.lines if (text := launch_log.plain(line)).strip()]
-    return "\n".join([f"{what}: {end}", *lines[-_TAIL_LINES:]])
+    return "\n".join([f"{what}: {_ended(ended)}", *lines[-_TAIL_LINES:]])

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 from bootstrap.errors import ConfigError
+from cluster.ray import notes
 from cluster.ray.cluster_file import ClusterFile, SshLogin
 
 _SSH_CONNECT_S = 10
@@ -83,11 +84,6 @@ def _end(process: "subprocess.Popen[str]") -> None:
         process.wait()
 
 
-def ray_folder() -> str:
-    """Below it, in `ray`, Ray's launcher keeps its notes of clusters."""
-    return os.environ.get("RAY_TMPDIR") or gettempdir()
-
-
 class RayCli:
     """Ray's own commands on one cluster file, run in the file's folder, which relative paths are of."""
 
@@ -98,7 +94,7 @@ class RayCli:
             "RAY_AUTH_TOKEN_PATH": str(file.ray_token),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_UP_enable_autoscaler_v2": "1",  # as by default, without a line that says so
-            "RAY_TMPDIR": ray_folder(),
+            "RAY_TMPDIR": notes.folder(),
             "PYTHONUNBUFFERED": "1",
         }
 
