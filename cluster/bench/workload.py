@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from bootstrap.errors import ConfigError
 
-MAX_REQUESTS = 1_000_000
+_EVEN = 1e-3  # less than so much burstiness is none: the distribution's shape would be without bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def at_rate(offered: Sequence[Offered], rate: float, burstiness: float, seed: in
     rng = random.Random(f"{seed}/arrivals")
 
     def gap() -> float:
-        if burstiness == 0:
+        if burstiness < _EVEN:
             return 1 / rate
         return rng.gammavariate(1 / burstiness, burstiness / rate)
 
