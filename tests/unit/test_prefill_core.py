@@ -15,9 +15,8 @@ from bootstrap.messages import (
     WriterStopped,
 )
 from bootstrap.sampling import FinishReason
-from engine.core import Received, StepPlan
+from engine.core import Received
 from engine.patience import MAX_PASSED, MAX_PASSED_S
-from engine.step import NumericalFault
 from kv_transfer.prefix import prompt_digest
 from prefill.core import PrefillCore
 from prefill.handoffs import (
@@ -34,49 +33,17 @@ from tests.support.cores import (
     BALANCER,
     DECODE,
     STRANGER,
-    limits,
     of_type,
     peer,
-    prefill_dispatch,
     prompt,
     room,
     sampling,
     sent,
     step,
 )
+from tests.support.prefill_rig import abort, core_with, dispatch, idle, sizes
 
 _S, _E, _F = PrefillState, PrefillEvent, FailureReason
-
-
-def core_with(*dispatches: object, **overrides: object) -> PrefillCore:
-    core = PrefillCore(limits(**overrides))
-    for dispatch in dispatches:
-        core.handle(Received(BALANCER, dispatch), 0.0)
-    core.validate()
-    return core
-
-
-def dispatch(number: int, num_tokens: int = 6, **overrides: object):
-    """Room `number` with a prompt of its own."""
-    return prefill_dispatch(number, prompt(num_tokens, first=10 * number), **overrides)
-
-
-def abort(number: int, sender=DECODE, reason: FailureReason = _F.CANCELLED) -> Received:
-    return Received(sender, AbortRoom(room(number), reason))
-
-
-def idle(core: PrefillCore) -> bool:
-    """Whether no room is left and no page is held."""
-    core.validate()
-    counts = core.ledger.counts()
-    return core.load().num_rooms == 0 and counts["free"] + counts["cached"] == 16
-
-
-def sizes(plan: StepPlan | None) -> list[tuple[int, int, int]]:
-    """(room number, start, tokens) of each chunk."""
-    assert plan is not None
-    pairs = zip(plan.rooms, plan.chunks, strict=True)
-    return [(int.from_bytes(r, "big"), c.start, len(c.token_ids)) for r, c in pairs]
 
 
 # --- the table -------------------------------------------------------------------------------
@@ -212,70 +179,6 @@ def test_no_more_prompts_compute_at_once_than_sequences_are_allowed() -> None:
     core = core_with(dispatch(1, 3), dispatch(2, 3), max_num_seqs=1)
     assert sizes(step(core)) == [(1, 0, 3)]
     assert sizes(step(core)) == [(2, 0, 3)]
-
-
-# --- prefix cache ----------------------------------------------------------------------------
-
-
-def finished(core: PrefillCore, number: int) -> None:
-    while step(core) is not None:
-        pass
-    core.handle(TransferClosed(room(number)), 0.0)
-    core.drain()
-
-
-def test_a_cached_prefix_is_reused_and_announced_at_once() -> None:
-    core = core_with(prefill_dispatch(1, prompt(10)))
-    finished(core, 1)
-    core.handle(Received(BALANCER, prefill_dispatch(2, prompt(11))), 0.0)
-    assert sizes(step(core)) == [(2, 8, 3)]
-    out = core.drain()
-    assert of_type(out, BlocksComputed) == [BlocksComputed(room(2), 2)]
-    (batch,) = sent(out, TokenBatch)
-    assert batch.rooms[0].stats is not None
-    assert batch.rooms[0].stats.num_cached_tokens == 8
-
-
-def test_the_last_token_is_always_computed() -> None:
-    core = core_with(prefill_dispatch(1, prompt(8)))
-    finished(core, 1)
-    core.handle(Received(BALANCER, prefill_dispatch(2, prompt(8))), 0.0)
-    assert sizes(step(core)) == [(2, 4, 4)]
-
-
-def test_a_prefix_is_shared_with_a_prompt_that_is_still_being_sent() -> None:
-    core = core_with(prefill_dispatch(1, prompt(8)), prefill_dispatch(2, prompt(9)))
-    step(core)
-    assert sizes(step(core)) == [(2, 8, 1)]
-    shared = core.ledger.pages_of(room(2))[:2]
-    assert shared == core.ledger.pages_of(room(1))
-    core.handle(TransferClosed(room(1)), 0.0)
-    core.handle(TransferClosed(room(2)), 0.0)
-    assert idle(core)
-
-
-def test_without_prefix_caching_everything_is_computed_again() -> None:
-    core = core_with(prefill_dispatch(1, prompt(8)), prefix_caching=False)
-    finished(core, 1)
-    core.handle(Received(BALANCER, prefill_dispatch(2, prompt(8))), 0.0)
-    assert sizes(step(core)) == [(2, 0, 8)]
-    assert core.ledger.counts()["cached"] == 0
-
-
-@pytest.mark.parametrize("how", ["nan", "raised", "aborted"])
-def test_a_prompt_that_failed_names_no_block(how: str) -> None:
-    core = core_with(prefill_dispatch(1, prompt(8)), prefill_dispatch(2, prompt(9)))
-    plan = core.plan(0.0)
-    assert plan is not None
-    if how == "nan":
-        core.complete(plan, [NumericalFault("NaN")], 0.0)
-    elif how == "raised":
-        core.step_failed(plan, "boom", 0.0)
-    else:
-        core.complete(plan, [None], 0.0)
-        core.handle(abort(1), 0.0)
-    core.handle(TransferClosed(room(1)), 0.0)
-    assert sizes(step(core))[0] == (2, 0, 8)
 
 
 # --- the bootstrap token ---------------------------------------------------------------------
