@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from bootstrap.errors import ConfigError
 
-_EVEN = 1e-3  # less than so much burstiness is none: the distribution's shape would be without bound
+_EVEN = 1e-3  # less burstiness than that is none: the distribution would have no bound
 
 
 @dataclass(frozen=True, slots=True)
