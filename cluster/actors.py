@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 from bootstrap.errors import ConfigError
 from bootstrap.identity import Role, WorkerRef
 from cluster import logs
-from cluster.placement import check_addresses
 from cluster.logs import DEFAULT_LOG, LogSettings
+from cluster.placement import check_addresses
 from kv_transfer.backends.process import ProcessTag, this_process
 
 NODE_ADDRESS = "node"  # a `bind_host` that each actor replaces by its own node's address
