@@ -115,7 +115,7 @@ def _request(story: Story, now: float) -> dict[str, Any]:
         "request_id": story.spec.request_id,
         "outcome": story.outcome or None,
         "failed": story.failed,
-        "prompt_tokens": len(story.spec.prompt_token_ids),
+        "prompt_tokens": story.num_prompt_tokens,
         "delivered_tokens": story.num_delivered,
         "attempts": len(story.places),
         "workers": [] if place is None else [ref.worker_id for ref in place.refs],

@@ -44,7 +44,7 @@ def spans_of(story: Story, model: str, now: float) -> list[Span]:
         "gen_ai.request.temperature": spec.sampling.temperature,
         "gen_ai.response.id": spec.answer_id,
         "gen_ai.response.finish_reasons": [story.outcome],
-        "gen_ai.usage.input_tokens": len(spec.prompt_token_ids),
+        "gen_ai.usage.input_tokens": story.num_prompt_tokens,
         "gen_ai.usage.output_tokens": story.num_delivered,
         "pdserve.request_id": spec.request_id,
     }

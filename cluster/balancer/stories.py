@@ -5,11 +5,12 @@ Pure. It follows the core's news; it decides nothing.
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bootstrap.identity import Role, WorkerRef, short_room
 from bootstrap.messages import LegStats
+from bootstrap.sampling import SamplingParams
 from cluster.balancer.core import News
 from cluster.balancer.instructions import Deliver, Dispatch, EndAttempt, Fail, Measured, Retry
 from cluster.balancer.request import Request, RequestSpec
@@ -55,7 +56,7 @@ class Place:
 
 @dataclass(slots=True)
 class Story:
-    """One request. `outcome` is empty until it is decided."""
+    """One request. `outcome` is empty until it is decided; from then on its content is let go."""
 
     spec: RequestSpec
     arrived_at: float
@@ -65,6 +66,19 @@ class Story:
     outcome: str = ""
     failed: bool = False
     ended_at: float | None = None
+    num_prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.spec.prompt_token_ids)
+
+    def end(self, outcome: str, now: float, *, failed: bool) -> None:
+        """It is over: what is told of it stays, its prompt and its grammar would take memory."""
+        self.outcome, self.failed, self.ended_at = outcome, failed, now
+        asked = self.spec.sampling
+        kept = SamplingParams(
+            seed=asked.seed, max_tokens=asked.max_tokens, temperature=asked.temperature
+        )
+        self.spec = replace(self.spec, prompt_token_ids=(), bootstrap_stop_ids=(), sampling=kept)
 
     def named(self, name: str) -> bool:
         """Whether `name` is the answer's id, or the client's own id, with or without a choice."""
@@ -82,7 +96,7 @@ class Story:
             "ended_after_s": None
             if self.ended_at is None
             else round(self.ended_at - self.arrived_at, 3),
-            "prompt_tokens": len(self.spec.prompt_token_ids),
+            "prompt_tokens": self.num_prompt_tokens,
             "delivered_tokens": self.num_delivered,
             "max_tokens": self.spec.sampling.max_tokens,
             "attempts": [
@@ -139,7 +153,7 @@ class Stories:
         story = self._live.pop(key, None)
         if story is None:
             return
-        story.outcome, story.failed, story.ended_at = outcome, failed, now
+        story.end(outcome, now, failed=failed)
         self._ended[key] = story
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)

@@ -4,7 +4,7 @@ from typing import Any
 
 from bootstrap.identity import Peer, Role
 from bootstrap.messages import FailureReason, LegStats
-from bootstrap.sampling import FinishReason, SamplingParams
+from bootstrap.sampling import FinishReason, GrammarKind, GrammarSpec, SamplingParams
 from cluster.balancer.core import News
 from cluster.balancer.instructions import (
     Deliver,
@@ -18,6 +18,7 @@ from cluster.balancer.instructions import (
 )
 from cluster.balancer.request import Request, RequestSpec, RetryRules
 from cluster.balancer.snapshot import request_facts
+from cluster.balancer.spans import spans_of
 from cluster.balancer.stories import MAX_ENDED, MAX_STEPS, Stories, Story
 from cluster.balancer.verdict import verdict
 from tests.support.snapshots import D_REF, P_REF, a_request, a_room
@@ -115,6 +116,29 @@ def test_memory_is_bounded() -> None:
         tell(stories, Retry(FailureReason.PEER_LOST, "again"), 11.0)
     (story,) = stories.find("r1")
     assert len(story.steps) == MAX_STEPS
+
+
+def test_an_ended_story_keeps_no_content_and_tells_the_same() -> None:
+    asked = RequestSpec(
+        "r1",
+        tuple(range(1000)),
+        SamplingParams(seed=0, max_tokens=4, grammar=GrammarSpec(GrammarKind.REGEX, "a" * 1000)),
+        bootstrap_stop_ids=(5, 6),
+        answer_id="cmpl-1",
+    )
+    stories = Stories(lambda story: None)
+    stories.began(7, asked, 10.0)
+    (live,) = stories.find("r1")
+    assert live.spec is asked
+    before = live.facts(12.0)
+    stories.ended(7, "stop", 12.0)
+    (story,) = stories.find("cmpl-1")
+    assert story.facts(12.0) == {**before, "outcome": "stop", "ended_after_s": 2.0}
+    assert story.facts(12.0)["prompt_tokens"] == 1000
+    spans = spans_of(story, "m", 12.0)
+    assert spans[0].attributes["gen_ai.usage.input_tokens"] == 1000
+    assert story.spec.prompt_token_ids == story.spec.bootstrap_stop_ids == ()
+    assert story.spec.sampling.grammar is None
 
 
 # --- verdicts --------------------------------------------------------------------------------
