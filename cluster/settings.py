@@ -304,8 +304,8 @@ def _check_type(entry: "Field[Any]", value: Any) -> None:
     if value is None and entry.default is None:
         return
     wanted = entry.metadata["kind"]
-    if type(value) is not wanted:
-        names = {str: "text", int: "a whole number", bool: "true or false"}
+    if type(value) is not wanted and not (wanted is float and type(value) is int):
+        names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
         raise ConfigError(f"{entry.name}={value!r}: {names[wanted]} is needed")
 
 

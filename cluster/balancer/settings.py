@@ -96,6 +96,9 @@ class BalancerSettings:
                 raise ConfigError(f"{key}={value}: allowed are {low} to {high}")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_key_password_file):
             raise ConfigError("ssl_certfile=None: a key needs its certificate's file")
+        traces = self.otlp_traces_endpoint
+        if traces is not None and not traces.startswith(("http://", "https://")):
+            raise ConfigError(f"otlp_traces_endpoint={traces!r}: http://HOST:PORT is needed")
         for origin in self.origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ConfigError(

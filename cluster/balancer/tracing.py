@@ -38,8 +38,6 @@ class Traces:
 
 
 def _provider(endpoint: str) -> Any:
-    if not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"otlp_traces_endpoint={endpoint!r}: http://HOST:PORT is needed")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

@@ -8,8 +8,6 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from bootstrap.errors import ConfigError
-from cluster.balancer.tracing import Traces
 from tests.support import conformance_cluster
 from tests.support.engine_cluster import MODEL_NAME, EngineCluster
 from tests.support.http_balancer import HttpBalancer
@@ -115,8 +113,3 @@ def test_the_clients_own_trace_goes_on(collected):
     others = [spans for trace_id, spans in collected.items() if trace_id != TRACE_ID]
     for spans in others:
         assert next(span for span in spans if span.name == "request").parent_span_id == b""
-
-
-def test_a_wrong_endpoint_is_named():
-    with pytest.raises(ConfigError, match="otlp_traces_endpoint='collector:4317'"):
-        Traces("collector:4317", "m")

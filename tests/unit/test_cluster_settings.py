@@ -25,6 +25,10 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path)
     assert (settings.decode, settings.prefill, settings.block_size) == (3, 2, 16)
 
 
+def test_a_whole_number_is_a_number(tmp_path: Path) -> None:
+    assert load({}, config(tmp_path, "salvage_lease_s: 3\n")).salvage_lease_s == 3.0
+
+
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     assert load({}, config(tmp_path, "# nothing\n")) == ClusterSettings()
 
@@ -36,6 +40,8 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ("prefill: two", r"prefill='two': a whole number"),
         ("prefill: true", r"prefill=True: a whole number"),
         ("model: 3", r"model=3: text"),
+        ("salvage_lease_s: long", r"salvage_lease_s='long': a number"),
+        ("otlp_traces_endpoint: collector:4317", r"'collector:4317': http://HOST:PORT is needed"),
         ("max_model_len: long", r"max_model_len='long': a whole number"),
         ("max_model_len: 1", r"max_model_len=1: allowed are 2 to"),
         ("prefix_caching: 1", r"prefix_caching=1: true or false"),
@@ -172,6 +178,7 @@ def test_every_key_is_a_flag(launched: list[ClusterSettings]) -> None:
         "verify_handoff": False,
         "salvage_lease_s": 2.5,
         "endpoint": False,
+        "otlp_traces_endpoint": "http://collector:4318",
         "bootstrap_port": 7100,
         "max_request_bytes": 7000,
         "tool_call_parser": "hermes",
