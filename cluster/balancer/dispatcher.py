@@ -109,8 +109,12 @@ class Dispatcher:
         self.metrics.export("messages", "Messages by what became of them", self._mailbox.counters)
         self.metrics.export(
             "dropped_messages",
-            "Messages that named no live room, or were not for a balancer",
-            lambda: {"room": counts["room"], "kind": counts["kind"]},
+            "Messages that named no live room, were not for a balancer, or found no place",
+            lambda: {
+                "room": counts["room"],
+                "kind": counts["kind"],
+                "full": self._crossing.num_dropped,
+            },
         )
         members = self.core.members
         self.metrics.registry.register(EngineMetrics(self.settings.model_name, lambda: members))

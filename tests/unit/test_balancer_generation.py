@@ -155,3 +155,19 @@ def test_crossing_keeps_the_order_of_each_thread_and_drops_after_close():
     for name in "ab":
         assert [i for n, i in got if n == name] == list(range(1000))
     assert len(got) == 2000
+
+
+def test_a_full_crossing_counts_what_it_drops(monkeypatch):
+    monkeypatch.setattr("cluster.balancer.crossing.MAX_ITEMS", 2)
+
+    async def cross():
+        got = []
+        crossing = Crossing(asyncio.get_running_loop(), got.extend)
+        for i in range(5):
+            crossing.offer(i)
+        await asyncio.sleep(0)
+        crossing.offer(5)
+        await asyncio.sleep(0)
+        return got, crossing.num_dropped
+
+    assert asyncio.run(cross()) == ([0, 1, 5], 3)
