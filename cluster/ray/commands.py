@@ -17,16 +17,21 @@ START_TIMEOUT_S = 900  # for hosts that a cloud makes, and for downloads
 
 _EXAMPLES = """\
 FILE is a cluster file of Ray's launcher; begin with one of `pdserve ray-example`. All flags of `up` but
---ray-address and --secret-file may follow; files that they name are the head's. Without --prefill and
---decode an engine runs in every slot; --model is ~/.pdserve/model, where the cluster file's setup commands
-put one on every host. --start-timeout-s (900) is for all of it. A second run starts what is
-missing, and does nothing when all serve.
+--ray-address and --secret-file may follow; files that they name are the head's. The cluster file's setup
+commands put a model into ~/.pdserve/model on every host. --start-timeout-s is for all of it. A second run
+starts what is missing, and does nothing when all serve.
 
 examples:
   pdserve ray-up onprem.yaml --host 0.0.0.0 --served-model-name smollm2
   ray exec onprem.yaml '~/pdserve/bin/pdserve status'
 """
 _OWN = ("ray_address", "secret_file")
+_DEFAULTS = {
+    "model": cluster_file.MODEL,
+    "prefill": "one in every slot",
+    "decode": "one in every slot",
+    "start_timeout_s": START_TIMEOUT_S,
+}
 
 
 def add_commands(
@@ -39,8 +44,13 @@ def add_commands(
     parser.add_argument("--config", metavar="FILE.yaml", help="read settings of `up` from a file")
     for entry in fields(ClusterSettings):
         if entry.name not in _OWN:
-            add_setting(parser, entry.name, entry.default, entry.metadata)
-    parser = add("ray-down", _ray_down, "end such a cluster and leave nothing on its hosts")
+            default = _DEFAULTS.get(entry.name, entry.default)
+            add_setting(parser, entry.name, default, entry.metadata)
+    parser = add(
+        "ray-down",
+        _ray_down,
+        "end such a cluster and remove its secrets, model and logs from its hosts",
+    )
     parser.add_argument("file", metavar="FILE.yaml", help="the same cluster file")
     parser = add("ray-example", _ray_example, "print a cluster file to begin with")
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(cluster_file.EXAMPLES)}")
@@ -80,7 +90,7 @@ def _ray_up(arguments: dict[str, Any]) -> int:
     engines = launcher.expected(file, values.get("prefill"), values.get("decode"))
     values |= {"prefill": engines[Role.PREFILL], "decode": engines[Role.DECODE]}
     values |= {"ray_address": "auto", "secret_file": cluster_file.SECRET}
-    values.setdefault("model", cluster_file.MODEL)
+    values.setdefault("model", _DEFAULTS["model"])
     timeout_s = values.setdefault("start_timeout_s", START_TIMEOUT_S)
     load(values, None)  # what is wrong is told here, before any host is touched
     return launcher.ray_up(file, flags_of(values), sum(engines.values()), timeout_s)
