@@ -27,11 +27,6 @@ class EvictionOrder:
         yield from self._plain
         yield from self._kept
 
-    @property
-    def num_kept(self) -> int:
-        """Cached pages that are kept."""
-        return len(self._kept)
-
     def add(self, page: int) -> None:
         """The page is cached from now on, and the youngest of its kind."""
         (self._kept if page in self._until else self._plain)[page] = None

@@ -87,7 +87,6 @@ MESSAGE_FAULTS = (
     Fault.CORRUPT,
 )
 LINK_FAULTS = (Fault.REFUSE, Fault.RESET, Fault.HOLE)
-ENGINE_FAULTS = tuple(f for f in Fault if f not in MESSAGE_FAULTS and f not in LINK_FAULTS)
 WRITES = (Step.WRITE_0, Step.WRITE_1, Step.WRITE_2)
 TO_SERVICE = (Step.REGISTER, Step.HEARTBEAT)
 

@@ -27,7 +27,6 @@ class Run:
     outcome: Outcome
     seconds: float  # from the fault to the outcome
     detection_s: float | None
-    after_detection_s: float
 
 
 class CellFailed(AssertionError):
@@ -158,7 +157,7 @@ def _observed(client: Client, struck_at: float, noticed_at: list[float]) -> Run:
     detected_at = noticed[0] if noticed else None
     seconds = max(0.0, client.outcome_at - struck_at)
     detection_s = None if detected_at is None else detected_at - struck_at
-    return Run(outcome, seconds, detection_s, seconds - (detection_s or 0.0))
+    return Run(outcome, seconds, detection_s)
 
 
 def _require(holds: bool, what: str) -> None:

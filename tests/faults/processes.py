@@ -97,15 +97,14 @@ class _Client(Process):
         self.me = me
         self.network = network
         self.session = Session(info, clock.now)
-        self.num_misaddressed = 0
         self._beat_at = clock.now
         self.later(0.0, self._turn)
 
     def receive(self, packet: Packet) -> None:
         """What is for another incarnation is dropped; the service's word is the session's."""
         if packet.recipient != self.me.ref:
-            self.num_misaddressed += 1
-        elif packet.sender == SERVICE:
+            return
+        if packet.sender == SERVICE:
             now = self.clock.now
             for event in self.session.receive(SERVICE.ref, packet.message, now):
                 self.hear(event)

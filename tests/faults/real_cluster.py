@@ -50,7 +50,6 @@ class RealProcess:
     stopped: bool = False
     held: threading.Event = field(default_factory=threading.Event)
     towards: str = ""  # whom the held step concerns
-    _serving: threading.Event = field(default_factory=threading.Event)
     _armed: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -91,16 +90,11 @@ class RealProcess:
                 link.lead_to(value)
             elif word == "serving":
                 self.incarnation = value
-                self._serving.set()
             elif word == "armed":
                 self._armed.set()
             elif word == "held":
                 self.towards = "lb" if value.startswith("balancer") else value
                 self.held.set()
-
-    def wait_serving(self, timeout_s: float = 60.0) -> None:
-        """Block until it has started."""
-        assert self._serving.wait(timeout_s), f"{self.name} does not start"
 
 
 class RealCluster:

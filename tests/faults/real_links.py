@@ -29,7 +29,6 @@ class Link:
         self._ends: set[asyncio.StreamWriter] = set()
         self.target: tuple[str, int] | None = None
         self.port = 0
-        self.num_connections = 0
 
     @property
     def endpoint(self) -> str:
@@ -86,7 +85,6 @@ class Link:
         await self._reset()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.num_connections += 1
         assert self.target is not None
         try:
             far_reader, far_writer = await asyncio.open_connection(*self.target)

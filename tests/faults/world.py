@@ -34,7 +34,6 @@ class Client:
     prompt: tuple[int, ...]
     expected: list[int]
     finish: FinishReason
-    submitted_at: float
     stop_at: int | None = None
     tokens: list[int] = field(default_factory=list)
     rooms: list[bytes] = field(default_factory=list)
@@ -130,7 +129,7 @@ class World:
         params = SamplingParams(seed=1, max_tokens=max_tokens)
         expected, finish = solo_run(prompt, params)
         key, now = len(self.clients), self.clock.now
-        self.clients[key] = Client(prompt, expected, finish, now, stop_at)
+        self.clients[key] = Client(prompt, expected, finish, stop_at)
         spec = RequestSpec(f"r{key}", prompt, params)
         request = Request(spec, RULES, now + DEADLINE_S, now)
         self.balancer.act(self.balancer.core.submit, key, request, now)

@@ -55,7 +55,6 @@ class World:
         self.rooms = 0
         self.delivered: list[int] = []
         self.outcomes: list[object] = []
-        self.told_to_end: set = set()
         self.pairs = [PAIR, OTHER]
 
     def carry_out(self, instructions) -> None:
