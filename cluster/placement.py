@@ -19,6 +19,8 @@ from bootstrap.identity import Role
 ROLE_LABEL = "pd-role"
 SLOTS = {Role.PREFILL: "pd_prefill", Role.DECODE: "pd_decode"}
 
+_MAX_NODES_NAMED = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -52,11 +54,13 @@ def slot(role: Role, own_labels: Mapping[str, str], nodes: Sequence[Node] = ()) 
 
 
 def shortage(role: Role, num_wanted: int, nodes: Sequence[Node]) -> str | None:
-    """How many slots `num_wanted` engines of `role` lack and what each node offers; None when none."""
+    """How many slots `num_wanted` engines of `role` lack and what nodes offer; None when none lack."""
     num_slots = sum(node.slots(role) for node in nodes)
     if num_slots >= num_wanted:
         return None
-    offers = ", ".join(map(str, nodes))
+    offers = ", ".join(map(str, nodes[:_MAX_NODES_NAMED]))
+    if len(nodes) > _MAX_NODES_NAMED:
+        offers += f" and {len(nodes) - _MAX_NODES_NAMED} more"
     return (
         f"waiting for a slot: {num_wanted - num_slots} of {num_wanted} {SLOTS[role]} missing;"
         f" nodes offer: {offers}"

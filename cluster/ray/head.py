@@ -18,7 +18,7 @@ from bootstrap.errors import ConfigError
 from cluster import runtime
 from cluster.down import WAIT_S
 from cluster.ray import launch_log
-from cluster.ray.telling import Looked, say, tell
+from cluster.ray.telling import Looked, fail, say, tell
 from cluster.runtime import SupervisedWorker, UpRecord
 from kv_transfer.backends.process import start_time
 
@@ -66,13 +66,11 @@ def start(flags: Sequence[str], num_engines: int, timeout_s: float) -> int:
         if workers and len(serving) == len(workers) and len(engines) >= num_engines:
             return 0
         if start_time(record.pid) != record.start_time:
-            return _failed("`pdserve up` ended")
+            return _failed([*_log_tail(), "`pdserve up` ended"])
         if time.monotonic() > deadline:
-            for words in _hosts_missing():
-                say(words)
             stages = [f"{w.worker_id}: {w.stage}" for w in workers if w.state != "serving"]
             count = f"{len(engines)} of {num_engines} engines serve after {timeout_s:.0f} s"
-            return _failed("; ".join([count, *stages]))
+            return _failed([*_hosts_missing(), "; ".join([count, *stages])])
         time.sleep(_POLL_S)
 
 
@@ -168,8 +166,10 @@ def _log() -> Path:
     return folder() / "up.log"
 
 
-def _failed(why: str) -> int:
-    for line in _log().read_text(errors="replace").splitlines()[-_TAIL_LINES:]:
-        print(line, flush=True)
-    say(why)
+def _log_tail() -> list[str]:
+    return _log().read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+
+
+def _failed(words: Sequence[str]) -> int:
+    fail("\n".join(words))
     return EXIT_FAILED

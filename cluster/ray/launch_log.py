@@ -80,12 +80,12 @@ def read(lines: Iterable[str]) -> LaunchLog:
             elif what.endswith(" failed"):
                 last = tuple(output[-_MAX_OUTPUT_LINES:])
                 failures[host] = Failure(host, what, commands.get(host, running), last)
-        elif is_output(line):
+        elif _is_output(line):
             output.append(text.strip())
     return LaunchLog(frozenset(reached), tuple(failures.values()))
 
 
-def is_output(line: str) -> bool:
+def _is_output(line: str) -> bool:
     """Whether a command on the host wrote it, not the launcher or ssh."""
     text = _COLOUR.sub("", line).strip()
     return bool(text) and _LOGGED.match(text) is None and not text.startswith(_NOISE)

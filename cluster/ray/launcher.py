@@ -18,7 +18,7 @@ from cluster.progress import Progress
 from cluster.ray import launch_log, notes
 from cluster.ray.cluster_file import RAY_TOKEN, ClusterFile
 from cluster.ray.remote import Ended, RayCli, ssh
-from cluster.ray.telling import said, told
+from cluster.ray.telling import failure, said, told
 
 EXIT_FAILED = 1
 ASK_TIMEOUT_S = 90.0
@@ -164,8 +164,7 @@ def _serve(
     heard = _Heard("pdserve", progress)
     ended = cli.execute(f"{command} -- {shlex.join(flags)}", _left(deadline) + _MARGIN_S, heard)
     if ended.code != 0:
-        output = [line for line in ended.lines if launch_log.is_output(line) and not said(line)]
-        raise RemoteFault("\n".join([*output[-_TAIL_LINES:], *heard.words[-1:]]) or _ended(ended))
+        raise RemoteFault(failure(ended.lines) or _told_by("pdserve up", ended))
     progress.say("pdserve", f"{num_engines} engines serve", done=True)
     return 0
 

@@ -6,6 +6,7 @@ import msgspec
 
 _SAID = "pdserve: "
 _LOOKED = "pdserve-looked: "
+_FAILED = "pdserve-failed: "
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -25,6 +26,19 @@ def say(words: str) -> None:
 def said(line: str) -> str | None:
     """What `say` was given, if the line is one of its."""
     return line[len(_SAID) :].rstrip() if line.startswith(_SAID) else None
+
+
+def fail(words: str) -> None:
+    """What the launcher should end with; may have several lines."""
+    print(_FAILED + msgspec.json.encode(words).decode(), flush=True)
+
+
+def failure(lines: Sequence[str]) -> str | None:
+    """What `fail` was given, if one of the lines is its."""
+    for line in lines:
+        if line.startswith(_FAILED):
+            return msgspec.json.decode(line[len(_FAILED) :], type=str)
+    return None
 
 
 def tell(looked: Looked) -> None:

@@ -27,9 +27,9 @@ UP_S = 400
 BACK_S = 300.0
 PROMPT = "the rain in the north and the sun in the east " * 12
 FLAGS = ("--model", MODEL, "--host", "0.0.0.0", "--start-timeout-s", str(UP_S))
-# A host without power is noticed within seconds, not half a minute.
+# A host without power is noticed within seconds, not half a minute, and the autoscaler looks more often.
 IMPATIENT = (
-    "RAY_health_check_initial_delay_ms=1000 RAY_health_check_period_ms=1000"
+    "AUTOSCALER_UPDATE_INTERVAL_S=2 RAY_health_check_initial_delay_ms=1000 RAY_health_check_period_ms=1000"
     " RAY_health_check_timeout_ms=3000 RAY_health_check_failure_threshold=4 "
 )
 
@@ -220,10 +220,11 @@ def lose_and_regain(hosts: SimulatedHosts, up: tuple[str, ...], answer: str) -> 
     refused = wait_for(lambda: (r := ask(hosts)).status_code == 503 and r, 60, "an honest refusal")
     assert int(refused.headers["Retry-After"]) > 0
     wait_for(lambda: states(hosts)["decode-0"] == "starting", 90, "the loss noticed by Ray")
-    missing = launch(hosts, *up[:-1], "45")
+    missing = launch(hosts, *up[:-1], "40")
     assert missing.returncode == 1
-    assert f"host {hosts['decode0'].address}: " in missing.stdout
-    assert "waiting for a slot: 1 of 1 pd_decode missing" in missing.stdout
+    _, _, why = missing.stdout.rpartition("pdserve: ")
+    assert why.startswith(f"host {hosts['decode0'].address}: no node of Ray now\n1 of 2 engines")
+    assert "decode-0: waiting for a slot: 1 of 1 pd_decode missing; nodes offer: " in why
 
     hosts["decode0"].turn_on()
     response = wait_for(lambda: answers(hosts), BACK_S, "service with the host that is back")

@@ -39,6 +39,12 @@ def test_missing_slots_are_counted_and_every_offer_is_named() -> None:
     )
 
 
+def test_of_many_nodes_some_are_named() -> None:
+    words = shortage(Role.DECODE, 1, [Node(f"10.0.0.{n}", {}, {}) for n in range(1, 21)])
+    assert words is not None
+    assert words.endswith("10.0.0.7 none, 10.0.0.8 none and 12 more")
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
 def test_a_loopback_address_is_refused_where_others_are_remote(address: str) -> None:
     with pytest.raises(ConfigError, match=r"10\.0\.0\.2 cannot reach it: .*--node-ip-address"):

@@ -122,7 +122,10 @@ def test_the_head_is_heard_among_other_lines(capsys: pytest.CaptureFixture[str])
     looked = Looked(ray=True, flags=("--decode=2",), num_serving=3, num_workers=4)
     telling.tell(looked)
     telling.say("prefill-0: importing")
+    telling.fail("host 10.0.0.2: lost\n    no disk")
     lines = ["Fetched IP: 10.0.0.1", *capsys.readouterr().out.splitlines(), "closed."]
     assert telling.told(lines) == looked
     assert [words for line in lines if (words := telling.said(line))] == ["prefill-0: importing"]
+    assert telling.failure(lines) == "host 10.0.0.2: lost\n    no disk"
     assert telling.told(lines[:1]) is None
+    assert telling.failure(lines[:1]) is None
