@@ -285,7 +285,7 @@ class DecodeCore:
             request.record, request.token_at = record, now
             self._out.append(InboundClosed(record.room))
         elif request is None:
-            self._out.extend(self.inbound.record_came_late(sender, record, now))
+            self._out.extend(self.inbound.record_came_late(sender, record, bool(bad), now))
         # Committed before, or ended: either way nothing more is needed of the sender.
         self._out.append(Post(sender, HandoffAccepted(record.room, record.epoch)))
 
@@ -326,8 +326,10 @@ class DecodeCore:
             believed = sender.ref == request.dispatch.prefill.ref
         if not believed:
             return
-        if message.cut and request is not None and request.state is _S.RECEIVING:
-            self._fail(request, FailureReason.TRANSFER_FAILED, "a write was cut short", now)
+        receives = request is not None and request.state is _S.RECEIVING
+        if request is not None and receives and (message.cut or request.num_resends):
+            detail = "a write was cut short" if message.cut else "its writer stopped"
+            self._fail(request, FailureReason.TRANSFER_FAILED, detail, now)  # the pages settle
         self._out.extend(self.inbound.writer_stopped(message, now))
 
     # --- steps and ends ------------------------------------------------------------------------

@@ -46,12 +46,17 @@ class Inbound:
         self.quarantine.add(request.room, request.dispatch.prefill, now, request.num_resends)
         return []
 
-    def record_came_late(self, sender: Peer, record: HandoffRecord, now: float) -> list[object]:
-        """A record for a room that ended: it follows the last write, unless more were asked for."""
+    def record_came_late(
+        self, sender: Peer, record: HandoffRecord, is_damaged: bool, now: float
+    ) -> list[object]:
+        """A record for a room that ended: it follows the last write, unless more were asked for.
+
+        `is_damaged` when its blocks were compared and differ: what is missing may come yet.
+        """
         answers = self.quarantine.num_resends_of(record.room) <= record.num_resends
         if not answers or not self.is_writer(sender, record.room):
             return []
-        return self.writer_stopped(WriterStopped(record.room, record.epoch), now)
+        return self.writer_stopped(WriterStopped(record.room, record.epoch, is_damaged), now)
 
     def is_writer(self, sender: Peer, room: bytes) -> bool:
         """Whether the room is in quarantine because of `sender`."""

@@ -277,6 +277,20 @@ def test_a_room_aborted_while_it_was_verified_keeps_its_pages_until_it_is_safe(
     assert rig.pages == {"free": 14, "quarantined": 2}
     out = rig.event(HandoffVerified(PREFILL, record, bad))  # it follows the last write
     assert sent(out, HandoffAccepted, PREFILL) == [HandoffAccepted(R, 1)]
+    if bad:
+        assert rig.pages == {"free": 14, "quarantined": 2}, "what is missing may still land"
+        rig.tick(SETTLE_S)
+    assert rig.pages == {"free": 16}
+
+
+def test_a_writer_that_stops_before_its_second_record_is_not_believed_either() -> None:
+    rig = receiving()
+    verified(rig, (1,))
+    (failure,) = sent(rig.receive(WriterStopped(R, 1)), LegFailed, BALANCER)
+    assert failure.reason is _F.TRANSFER_FAILED
+    rig.receive(AbortRoom(R, _F.PEER_ABORTED))  # it comes after, where the transfer gave up first
+    assert rig.pages == {"free": 14, "quarantined": 2}
+    rig.tick(SETTLE_S)
     assert rig.pages == {"free": 16}
 
 
