@@ -37,7 +37,7 @@ COPY engine engine
 COPY prefill prefill
 COPY decode decode
 COPY cluster cluster
-RUN pip install --no-cache-dir . "ray[default]==${RAY_VERSION}"
+RUN pip install --no-cache-dir ".[traces]" "ray[default]==${RAY_VERSION}"
 
 FROM build AS build-cuda
 RUN pip install --no-cache-dir "mooncake-transfer-engine>=0.3.12"
