@@ -123,7 +123,7 @@ class DecodeScheduler:
                     self._patience.waits(head, now)
                 continue
             if head is not None:
-                self._patience.passed(head, now)
+                self._patience.passed(head)
             epoch = self.ledger.reserve(request.room, prefix, num_new)
             assert epoch is not None
             del self.admitting[request.room]

@@ -25,11 +25,11 @@ class Patience:
             self._head, self._num_passed, self._since = head, 0, now
 
     def may_pass(self, head: bytes, now: float) -> bool:
-        """Whether somebody else may go before `head`, whose turn it is."""
-        self.waits(head, now)
+        """Whether somebody else may go before `head`: freely, until it was its turn and it did not fit."""
+        if head != self._head:
+            return True
         return self._num_passed < self._max_passed and now - self._since < self._max_passed_s
 
-    def passed(self, head: bytes, now: float) -> None:
+    def passed(self, head: bytes) -> None:
         """Somebody else went before `head`."""
-        self.waits(head, now)
-        self._num_passed += 1
+        self._num_passed += head == self._head

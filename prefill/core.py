@@ -251,7 +251,7 @@ class PrefillCore:
         if pages is None:
             self._queue.lacks_pages(request, now)
             return False
-        self._queue.begin(request, now)
+        self._queue.begin(request)
         request.advance(_E.START, _S.COMPUTING)
         request.pages = pages
         request.num_cached = request.num_computed = len(prefix) * self._limits.block_size

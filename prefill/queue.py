@@ -15,9 +15,11 @@ LOOKAHEAD = 16  # prompts that are looked at for one that may begin
 class PrefillQueue:
     """In order of arrival. The head may always begin; those behind it only while its patience lasts.
 
-    So a prompt is passed at most `engine.patience.MAX_PASSED` times as the head, and each that was
-    before it is gone after as many: nobody starves. Who may begin takes all its pages at once or none,
-    and holds none while it waits: whoever begins out of turn can delay the head, never block it.
+    A head that just waits for the oldest prompt to end is passed freely: that one goes on in every step,
+    whoever begins. Once it is its turn and it lacks pages it is passed `engine.patience.MAX_PASSED` times
+    at most, and each that was before it is gone by then: nobody starves. Who may begin takes all its
+    pages at once or none, and holds none while it waits: whoever begins out of turn can delay the head,
+    never block it.
     """
 
     def __init__(self) -> None:
@@ -52,11 +54,11 @@ class PrefillQueue:
         if request.room == head:
             self._patience.waits(head, now)
 
-    def begin(self, request: PrefillRequest, now: float) -> None:
+    def begin(self, request: PrefillRequest) -> None:
         """It got its pages."""
         head = next(iter(self._waiting))
         if request.room != head:
-            self._patience.passed(head, now)
+            self._patience.passed(head)
         self.remove(request)
 
     def remove(self, request: PrefillRequest) -> None:

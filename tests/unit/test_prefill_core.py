@@ -131,6 +131,15 @@ def test_the_oldest_gets_half_of_every_step_however_many_short_ones_come() -> No
         assert (1, num_computed, 4) in sizes(step(core))
 
 
+def test_short_prompts_go_on_beside_a_long_one_while_another_long_one_waits_for_it() -> None:
+    core = core_with(dispatch(1, 200), dispatch(2, 200), num_blocks=128, max_model_len=256)
+    step(core)
+    for number in range(3, 3 + MAX_PASSED + 4):
+        core.handle(Received(BALANCER, dispatch(number, 2)), MAX_PASSED_S * number)
+        planned = sizes(step(core, MAX_PASSED_S * number))
+        assert [each[0] for each in planned] == [number, 1], "room 2 lacks no page, but its turn"
+
+
 def test_a_long_prompt_starts_beside_no_equal_one_to_delay_both() -> None:
     core = core_with(dispatch(1, 24), dispatch(2, 24))
     assert sizes(step(core)) == [(1, 0, 8)]
