@@ -16,6 +16,7 @@ from engine.core import Post
 ASK_AGAIN_S = 1.0
 SETTLE_S = 2.0
 QUARANTINE_LIMIT_S = 60.0
+MIN_ASKED = 5  # times before silence counts: our own process may have been stopped meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,10 @@ class Quarantine:
         return posts
 
     def hopeless(self, now: float) -> WorkerRef | None:
-        """A writer that gave no sign within the limit, if there is one."""
+        """A writer that was asked and gave no sign within the limit, if there is one."""
         for entry in self._rooms.values():
-            if entry.free_at is None and now - entry.since >= QUARANTINE_LIMIT_S:
+            was_asked = entry.free_at is None and entry.num_asked >= MIN_ASKED
+            if was_asked and now - entry.since >= QUARANTINE_LIMIT_S:
                 return entry.writer.ref
         return None
 

@@ -18,6 +18,7 @@ def test_a_silent_writer_ends_the_engine_and_not_the_streams_that_run_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("decode.quarantine.QUARANTINE_LIMIT_S", 0.5)
+    monkeypatch.setattr("decode.quarantine.MIN_ASKED", 1)
     with (
         EngineCluster(make_tiny_model(tmp_path), num_prefill=2) as cluster,
         RawBalancer() as balancer,

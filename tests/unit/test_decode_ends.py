@@ -355,13 +355,25 @@ def test_a_prefill_engine_that_fell_silent_may_come_back() -> None:
 def test_an_engine_gives_up_its_life_when_a_writer_gives_no_sign() -> None:
     rig = quarantined()
     rig.run(2)
-    assert of_type(rig.tick(QUARANTINE_LIMIT_S - 0.1), GiveUp) == []
+    for second in range(int(QUARANTINE_LIMIT_S)):
+        assert of_type(rig.tick(float(second)), GiveUp) == []
     (order,) = of_type(rig.tick(QUARANTINE_LIMIT_S), GiveUp)
     assert str(PREFILL.ref) in order.detail
     assert of_type(rig.tick(QUARANTINE_LIMIT_S + 9.0), GiveUp) == []
     assert rig.pages == {"free": 12, "quarantined": 2, "in_use": 2}, "its pages are never reused"
     assert not rig.core.idle, "room 2 goes on"
     rig.receive(AbortRoom(room(2), _F.CANCELLED), BALANCER)
+    assert rig.core.idle
+
+
+def test_a_pause_of_the_engine_itself_is_no_silence_of_a_writer() -> None:
+    rig = quarantined()
+    rig.tick(0.1)
+    out = rig.tick(QUARANTINE_LIMIT_S + 9.0)  # it was stopped; what came meanwhile lies unread
+    assert of_type(out, GiveUp) == []
+    assert len(sent(out, AbortRoom, PREFILL)) == 1
+    rig.receive(WriterStopped(R, 1))
+    assert of_type(rig.tick(QUARANTINE_LIMIT_S + 19.0), GiveUp) == []
     assert rig.core.idle
 
 
