@@ -56,7 +56,7 @@ def bench(settings: BenchSettings) -> int:
 
 def planned(settings: BenchSettings) -> list[Offered]:
     """The requests to send, in order of time; raises ConfigError."""
-    if settings.workload == "synthetic":
+    if settings.is_synthetic:
         offered = synthetic(
             settings.num_requests,
             Lengths.parse("input_tokens", settings.input_tokens),

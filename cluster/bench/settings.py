@@ -1,6 +1,6 @@
 """What one load test is told, and its command-line flags, which are made from the same table."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from bootstrap.errors import ConfigError
@@ -16,6 +16,9 @@ Times count from when a request was due, so a client that falls behind does not 
 Goodput is the share of all offered requests, failed ones included, within every objective of --slo.
 The endpoint must serve /v1/models, /tokenize and /v1/completions with token ids, as vLLM's does too.
 """
+
+_OF_SYNTHETIC = ("input_tokens", "output_tokens", "shared_prefix_tokens")
+_OF_TRACES = ("rate_scale", "length_scale", "skip_too_long")
 
 
 def _key(default: Any, text: str, metavar: str = "N", kind: type = str) -> Any:
@@ -78,5 +81,22 @@ class BenchSettings:
             raise ConfigError(
                 f"rate={self.rate} concurrency={self.concurrency}: choose one of them"
             )
-        if self.workload == "synthetic" and self.rate is None and self.concurrency is None:
+        if self.is_synthetic and self.rate is None and self.concurrency is None:
             raise ConfigError("rate=None concurrency=None: a synthetic workload needs one of them")
+        self._refuse_idle_keys()
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the requests are made up."""
+        return self.workload == "synthetic"
+
+    def _refuse_idle_keys(self) -> None:
+        """What would change nothing was meant to change something."""
+        other = _OF_TRACES if self.is_synthetic else _OF_SYNTHETIC
+        defaults = {entry.name: entry.default for entry in fields(self)}
+        for key in other:
+            if getattr(self, key) != defaults[key]:
+                value = getattr(self, key)
+                raise ConfigError(f"{key}={value}: changes nothing with workload={self.workload!r}")
+        if self.burstiness != defaults["burstiness"] and self.rate is None:
+            raise ConfigError(f"burstiness={self.burstiness}: changes nothing without a rate")

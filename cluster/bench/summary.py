@@ -35,6 +35,8 @@ class Objectives:
                 limit_s = float(value.removesuffix(unit)) * _UNITS[unit]
             except ValueError:
                 limit_s = -1.0
+            if name in limits_s:
+                raise ConfigError(f"slo={part!r}: {name} is there twice")
             if name not in METRICS or not 0 < limit_s < math.inf:
                 allowed = ", ".join(f"{metric}=TIME" for metric in METRICS)
                 raise ConfigError(f"slo={part!r}: allowed are {allowed} with 500ms or 0.5s")

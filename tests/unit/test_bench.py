@@ -141,6 +141,9 @@ def test_what_the_model_cannot_take_is_said_before_the_test():
         ({"rate": 0.0}, "rate=0.0: allowed"),
         ({"rate": 1.0, "num_requests": 0}, "num_requests=0: allowed"),
         ({"rate": 1.0, "input_tokens": "9:3"}, "LOW <= HIGH"),
+        ({"rate": 1.0, "rate_scale": 2.0}, "rate_scale=2.0: changes nothing with"),
+        ({"workload": "a.csv", "input_tokens": "9"}, "input_tokens=9: changes nothing"),
+        ({"concurrency": 2, "burstiness": 2.0}, "changes nothing without a rate"),
         ({"rate": 1.0, "output_tokens": "x"}, "allowed are N and LOW:HIGH"),
     ],
 )
@@ -189,7 +192,9 @@ def test_a_percentile_is_a_value_that_so_many_do_not_exceed(values, percent):
     assert distribution(values)["max"] == max(values)
 
 
-@pytest.mark.parametrize("text", ["ttft", "ttft=x", "ttft=-1", "pace=3", "ttft=infs"])
+@pytest.mark.parametrize(
+    "text", ["ttft", "ttft=1s,ttft=2s", "ttft=x", "ttft=-1", "pace=3", "ttft=infs"]
+)
 def test_bad_objectives(text):
     with pytest.raises(ConfigError, match="slo="):
         Objectives.parse(text)
