@@ -19,7 +19,7 @@ SILENCE_S = 4.5  # longer than the balancer's: it knows better which of two is o
 
 class Partners:
     """An engine is known from its joining until it is known dead; it is gone from its leaving until
-    it joins again. One that only fell silent is both."""
+    it joins again. One that only fell silent is both, as long as it is among the last MAX_GONE."""
 
     def __init__(self) -> None:
         self._known: dict[WorkerRef, WorkerInfo] = {}
@@ -40,7 +40,9 @@ class Partners:
         self._gone[ref] = None
         self._liveness.forget(ref)
         if len(self._gone) > MAX_GONE:
-            del self._gone[next(iter(self._gone))]
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            self._known.pop(oldest, None)
         return self._known.pop(ref, None) if dead else None
 
     def look(

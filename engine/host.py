@@ -282,7 +282,8 @@ class EngineHost:
         """On the mailbox's thread."""
         if isinstance(message, Ping):
             self._mailbox.post(sender, Pong())
-            self._loop.inbox.put(Received(sender, message))
+            if not self._loop.inbox.is_full:
+                self._loop.inbox.put(Received(sender, message))
         elif isinstance(message, SetLogLevel):
             logging.getLogger().setLevel(message.level.upper())
             self._mailbox.post(sender, CommandAnswered(message.command))

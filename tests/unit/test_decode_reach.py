@@ -1,10 +1,11 @@
 """A prefill engine that a decode engine cannot reach: rooms that need it end, all others go on."""
 
 import pytest
+from msgspec.structs import replace
 
 from bootstrap.messages import FailureReason, LegFailed, Ping, Pong
-from decode.partners import SILENCE_S
-from tests.support.cores import BALANCER, PREFILL, sent
+from decode.partners import MAX_GONE, SILENCE_S, Partners
+from tests.support.cores import BALANCER, PREFILL, PREFILL_INFO, peer, sent
 from tests.support.decode_rig import STATES, DecodeRig, rig_in
 
 TICK_S = 0.1
@@ -40,3 +41,13 @@ def test_who_answers_may_take_its_time(state: str) -> None:
     out = run(rig, 3 * SILENCE_S, answers=True)
     assert sent(out, LegFailed, BALANCER) == []
     assert len(sent(out, Ping, PREFILL)) >= 10
+
+
+def test_lives_that_nobody_ever_saw_die_are_not_remembered_for_ever() -> None:
+    partners = Partners()
+    lives = [peer("p", life=life).ref for life in range(MAX_GONE + 3)]
+    for life, ref in enumerate(lives):
+        partners.joined(replace(PREFILL_INFO, peer=peer("p", life=life)))
+        partners.left(ref, dead=False)  # replaced: it may be stopped
+    assert [partners.is_known(ref) for ref in lives[:4]] == [False, False, False, True]
+    assert partners.is_known(lives[-1])
