@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from bootstrap.errors import ConfigError
+from bootstrap.errors import ConfigError, RemoteFault
 from cluster.placement import check_addresses
 
 _OBJECT_STORE_BYTES = 80 << 20  # Ray refuses less than 75 MiB; no request's bytes go there
@@ -36,6 +36,8 @@ _PRIVATE = {
 def start_private(folder: Path, num_actors: int) -> None:
     """Start a Ray of our own whose files lie in `folder`; only holders of its token may use it.
 
+    Raises RemoteFault when it does not start, which a machine with too much to do may cause.
+
     Call it on the main thread: Ray's processes end with the thread that started them.
     """
     token_file = folder / "ray_token"
@@ -47,13 +49,17 @@ def start_private(folder: Path, num_actors: int) -> None:
     os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
     temp_dir = folder / "ray"
     temp_dir.mkdir(mode=0o700)
-    _init(
-        address="local",
-        _temp_dir=str(temp_dir),
-        num_cpus=max(_NUM_CPUS_AT_LEAST, num_actors),
-        object_store_memory=_OBJECT_STORE_BYTES,
-        include_dashboard=False,
-    )
+    try:
+        _init(
+            address="local",
+            _temp_dir=str(temp_dir),
+            num_cpus=max(_NUM_CPUS_AT_LEAST, num_actors),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+        )
+    except Exception as error:  # an edge: Ray raises bare ones
+        said = " ".join(str(error).split())
+        raise RemoteFault(f"Ray does not start on this machine; try again: {said}") from error
 
 
 def join(address: str) -> None:
