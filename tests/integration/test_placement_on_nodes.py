@@ -20,6 +20,7 @@ from cluster.bootstrap_host import BootstrapSettings
 from cluster.logs import LogSettings
 from cluster.orders import ScaleEngines
 from tests.support.dummy_worker import DummySettings
+from tests.support.ray_token import forget_ray_token
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -76,6 +77,7 @@ def fleet(folder: Path) -> Iterator[Fleet]:
         yield fleet
         ray_session.leave()
         fleet.shutdown()
+    forget_ray_token()
 
 
 class Placed:

@@ -18,6 +18,7 @@ from cluster.bootstrap_host import BootstrapSettings
 from cluster.logs import LogSettings
 from kv_transfer.backends.process import start_time
 from tests.support.dummy_worker import DummySettings
+from tests.support.ray_token import forget_ray_token
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -31,6 +32,7 @@ def ray_folder() -> Iterator[Path]:
     ray_session.start_private(folder, num_actors=4)
     yield folder
     ray_session.leave()
+    forget_ray_token()
     shutil.rmtree(folder, ignore_errors=True)
 
 
