@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from engine.settings import EngineSettings
 from kv_transfer.digests import Digester
 from kv_transfer.pump import TransferPump
 
+STUCK_STEP_S = 300.0  # no step of a sound engine takes so long
 _WATCH_INTERVAL_S = 1.0
 LAST_ROOMS_S = 30.0  # for the rooms of an engine that gives up; streams go on at others
 
@@ -157,14 +159,17 @@ class EngineHost:
     def wait(self) -> str:
         """Block until the engine ends and tell what its end came to; raises what broke it.
 
-        An engine with a dead thread would look alive and serve nobody: that breaks it too.
+        An engine with a dead thread, or with a step that does not end, would look alive and serve
+        nobody: that breaks it too.
         """
-        beat, num_rounds = Beat.from_environment(), 0
+        beat, num_rounds, moved_at = Beat.from_environment(), 0, time.monotonic()
         try:
             while not self._ended.wait(_WATCH_INTERVAL_S):
                 if self._loop.num_rounds != num_rounds:
                     beat.touch()
-                    num_rounds = self._loop.num_rounds
+                    num_rounds, moved_at = self._loop.num_rounds, time.monotonic()
+                elif time.monotonic() - moved_at >= STUCK_STEP_S:
+                    raise LocalMisuse(f"{self.ref}: a step does not end: {STUCK_STEP_S:.0f} s")
                 dead = [name for name, alive in self._threads_alive().items() if not alive]
                 if dead and not self._stopped:
                     raise LocalMisuse(f"{self.ref}: the thread of the {dead[0]} ended")

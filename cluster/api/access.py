@@ -21,9 +21,10 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 OPEN_PREFIX = "/dashboard"  # a page without facts: those come from `/debug/`
 
 _BEARER = "bearer "
+_FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
 _NOT_LOCAL = (
-    "Other machines can reach this server, so this route asks for an administrator's key, and the"
-    " server has no file of them (--admin-key-file)."
+    "Others than this machine's users can reach this server, or sent this request, so this route asks for"
+    " an administrator's key, and the server has no file of them (--admin-key-file)."
 )
 
 
@@ -50,8 +51,11 @@ class Keys:
             if keys is not None:
                 keys.reload()
 
-    def refusal(self, path: str, given: str | None) -> ApiError | None:
-        """Why a request for `path` with the key `given` is refused, or None when it is not."""
+    def refusal(self, path: str, given: str | None, *, direct: bool = True) -> ApiError | None:
+        """Why a request for `path` with the key `given` is refused, or None when it is not.
+
+        `direct` when nothing says that somebody else's machine or page is behind it.
+        """
         if path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
             return None
         if path.startswith(ADMIN_PREFIX):
@@ -59,7 +63,7 @@ class Keys:
         if path.startswith(DEBUG_PREFIX):
             if self.admins is not None:
                 return self._admin_refusal(path, given)
-            if not self.local:
+            if not (self.local and direct):
                 return ApiError(403, _NOT_LOCAL, code="forbidden")
         if self.clients is None or (given is not None and self.clients.allows(given)):
             return None
@@ -92,7 +96,7 @@ class Access:
         app: ASGIApp = self._app
         if scope["type"] == "http":
             given = given_key(scope)
-            error = self._keys.refusal(scope["path"], given)
+            error = self._keys.refusal(scope["path"], given, direct=_is_direct(scope))
             if given is not None and self._keys.clients is not None:
                 scope.setdefault("state", {})["tenant"] = key_digest(given).hex()[:16]
             if error is not None:
@@ -107,6 +111,20 @@ def given_key(scope: Scope) -> str | None:
         if name == b"authorization" and text.lower().startswith(_BEARER):
             return text[len(_BEARER) :].strip() or None
     return None
+
+
+def _is_direct(scope: Scope) -> bool:
+    """Whether the request names this machine as its own and no proxy passed it on.
+
+    A proxy here carries others' requests, and so does a browser here that was led to believe that
+    some other site's name is this machine's address: what comes by loopback need not be from here.
+    """
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    if not headers.keys().isdisjoint(_FORWARDED):
+        return False
+    host = headers.get(b"host", "")
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    return _is_loopback(name.strip("[]"))
 
 
 def _unauthorized(given: str | None) -> ApiError:

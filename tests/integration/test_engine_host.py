@@ -7,6 +7,7 @@ import pytest
 
 from bootstrap.errors import LocalMisuse
 from bootstrap.service import BootstrapService
+from engine import host
 from engine.settings import EngineSettings
 from prefill.worker import PrefillWorker
 from tests.support.engine_cluster import EngineCluster
@@ -25,6 +26,21 @@ def test_a_dead_thread_breaks_the_engine(model_dir: Path) -> None:
         engine._pump.stop()
         with pytest.raises(LocalMisuse, match="transfer pump"):
             engine.wait()
+
+
+def test_a_step_that_does_not_end_breaks_the_engine(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "STUCK_STEP_S", 2.0)
+    with EngineCluster(model_dir) as cluster:
+        engine, released = cluster.engines["d0"], threading.Event()
+        monkeypatch.setattr(engine.core, "tick", lambda now: released.wait(60))
+        try:
+            with pytest.raises(LocalMisuse, match="a step does not end"):
+                engine.wait()
+        finally:
+            released.set()
+            monkeypatch.undo()
 
 
 def test_every_stop_returns_when_the_goodbye_is_said(model_dir: Path) -> None:

@@ -1,5 +1,6 @@
 """The doctor command against a scripted balancer: what it prints, its exit code, and who may ask."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from bootstrap.errors import RemoteFault
 from bootstrap.inspection import Orphan, Wait
 from cluster import doctor as doctor_module
-from cluster.api.access import Keys
+from cluster.api.access import Access, Keys
 from cluster.api.keys import KeyFile
 from cluster.balancer.settings import BalancerSettings
 from cluster.cli import run
@@ -215,3 +216,36 @@ def test_with_clients_alone_a_client_of_this_machine_may_look(files: dict[str, K
     assert status_of(Keys(files["client"], None, local=True), None) == 401
     assert status_of(Keys(files["client"], None, local=True), "client-key") == 200
     assert status_of(Keys(files["client"], None, local=False), "client-key") == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({"host": "127.0.0.1:8000"}, True),
+        ({"host": "localhost"}, True),
+        ({"host": "[::1]:8000"}, True),
+        ({"host": "pages.example:8000"}, False),  # a name that was made to point here
+        ({}, False),
+        ({"host": "127.0.0.1:8000", "x-forwarded-for": "198.51.100.7"}, False),
+        ({"host": "127.0.0.1:8000", "forwarded": "for=198.51.100.7"}, False),
+    ],
+)
+def test_what_comes_by_loopback_need_not_be_from_this_machine(
+    headers: dict[str, str], allowed: bool
+) -> None:
+    async def handler(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    statuses = []
+
+    async def send(message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    scope = {
+        "type": "http",
+        "path": LEDGER,
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    asyncio.run(Access(handler, Keys(local=True))(scope, None, send))
+    assert statuses == [200 if allowed else 403]
