@@ -11,3 +11,5 @@ if ROOT not in sys.path:
 # Read when torch is first imported, here and in every child process: one torch thread each.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Read when Ray is first imported, which may be for something else than a Ray that wants a token.
+os.environ["RAY_AUTH_MODE"] = "token"
