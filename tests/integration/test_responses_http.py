@@ -190,7 +190,7 @@ def test_a_stream_that_breaks_off_says_so(tokenizer) -> None:
         decode.leave()
         with pytest.raises(openai.APIError) as caught:
             seen += list(stream)
-        assert caught.value.code == "workers_failed"
+        assert caught.value.code == "no_workers"
         assert all(e.type != "response.completed" for e in seen)
     finally:
         cluster.close()
