@@ -6,12 +6,11 @@ Owns the history and the screen. It speaks the OpenAI API and knows nothing else
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 
 from bootstrap.errors import RemoteFault
-from cluster.endpoint import choose_url, key_header
+from cluster.endpoint import choose_url, error_message, key_header
 
 # Between two pieces of a stream; the server ends requests at their own deadline.
 _TIMEOUT = httpx.Timeout(120.0, connect=5.0)
@@ -77,7 +76,7 @@ def stream_chat(client: httpx.Client, model: str, messages: list[Message]) -> It
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
             response.read()
-            raise RemoteFault(f"{response.status_code}: {_reason(response.text)}")
+            raise RemoteFault(f"{response.status_code}: {error_message(response.text)}")
         for line in response.iter_lines():
             if not line.startswith("data:"):
                 continue
@@ -86,18 +85,10 @@ def stream_chat(client: httpx.Client, model: str, messages: list[Message]) -> It
                 return
             event = json.loads(data)
             if "error" in event:
-                raise RemoteFault(_reason(data))
+                raise RemoteFault(error_message(data))
             for choice in event["choices"]:
                 yield choice["delta"].get("content") or ""
     raise RemoteFault("the connection ended before the answer did")
-
-
-def _reason(text: str) -> str:
-    try:
-        error: Any = json.loads(text)["error"]
-        return str(error["message"])
-    except (ValueError, KeyError, TypeError):
-        return text[:200]
 
 
 def _first_model(client: httpx.Client) -> str:

@@ -1,11 +1,14 @@
-"""Which endpoint a command means when it was told none, and the key that it shows there."""
+"""Which endpoint a command means when it was told none, the key that it shows there, what errors say."""
 
+import json
 import os
+from typing import Any
 
 from bootstrap.errors import ConfigError
 from cluster import runtime
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+MAX_REASON_CHARS = 200
 KEY_VARIABLE = "PDSERVE_API_KEY"  # not a flag: everybody on a machine sees flags
 
 
@@ -25,3 +28,12 @@ def key_header() -> dict[str, str]:
     """The header that shows the user's API key, if the environment has one."""
     key = os.environ.get(KEY_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def error_message(text: str) -> str:
+    """What an endpoint's error body says; the beginning of `text` where it is no such body."""
+    try:
+        error: Any = json.loads(text)["error"]
+        return str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:MAX_REASON_CHARS]

@@ -13,8 +13,7 @@ import httpx
 
 from bootstrap.errors import RemoteFault
 from cluster.bench.workload import Offered, token_ids
-
-MAX_REASON_CHARS = 200
+from cluster.endpoint import MAX_REASON_CHARS, error_message
 
 # Plain words whose tokens make up the prompts: no special token and no broken character among them.
 _TEXT = (
@@ -110,7 +109,7 @@ async def ask(
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != httpx.codes.OK:
                 text = (await response.aread()).decode(errors="replace")
-                failure = f"{response.status_code}: {_reason(text)}"
+                failure = f"{response.status_code}: {error_message(text)[:MAX_REASON_CHARS]}"
             else:
                 async for data in _events(response):
                     if data == "[DONE]":
@@ -118,7 +117,7 @@ async def ask(
                         break
                     event = json.loads(data)
                     if "error" in event:
-                        failure = f"stream: {_reason(data)}"
+                        failure = f"stream: {error_message(data)[:MAX_REASON_CHARS]}"
                         break
                     if any(choice.get("text") for choice in event["choices"]):
                         times.append(clock())
@@ -141,10 +140,3 @@ async def _get_json(client: httpx.AsyncClient, method: str, path: str, **body: A
         return response.json()
     except (httpx.HTTPError, ValueError) as error:
         raise RemoteFault(f"{client.base_url}: {method} {path}: {error}") from error
-
-
-def _reason(text: str) -> str:
-    try:
-        return str(json.loads(text)["error"]["message"])[:MAX_REASON_CHARS]
-    except (ValueError, KeyError, TypeError):
-        return text[:MAX_REASON_CHARS]

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.bench.client import Seen
-from cluster.bench.summary import METRICS, PERCENTILES
+from cluster.bench.summary import COLUMNS, METRICS
 
 _WIDTH, _HEIGHT = 520, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 12, 34
 _MAX_POINTS = 2000  # of one plot
-_COLUMNS = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")
 
 Points = list[tuple[float, float]]
 
@@ -87,9 +86,9 @@ def in_flight(seen: Sequence[Seen]) -> Points:
 
 
 def _table(facts: dict[str, Any]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in ("ms", *_COLUMNS))
+    head = "".join(f"<th>{name}</th>" for name in ("ms", *COLUMNS))
     rows = "".join(
-        f"<tr><td>{name}</td>" + "".join(f"<td>{f[c] * 1000:.1f}</td>" for c in _COLUMNS) + "</tr>"
+        f"<tr><td>{name}</td>" + "".join(f"<td>{f[c] * 1000:.1f}</td>" for c in COLUMNS) + "</tr>"
         for name, f in facts["times_s"].items()
         if f
     )

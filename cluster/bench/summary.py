@@ -10,6 +10,7 @@ from bootstrap.errors import ConfigError
 from cluster.bench.client import Seen
 
 PERCENTILES = (50, 90, 95, 99)
+COLUMNS = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")  # of a distribution
 METRICS = {
     "ttft": "time to first token",
     "tpot": "time per output token",

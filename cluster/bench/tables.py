@@ -5,9 +5,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster.bench.summary import METRICS, PERCENTILES
+from cluster.bench.summary import COLUMNS, METRICS
 
-_COLUMNS = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")
 _TITLES = {**METRICS, "itl": "gap between events"}
 _LATE_S = 0.05  # from here on the client itself is worth a word
 
@@ -43,11 +42,11 @@ def times_table(facts: dict[str, Any]) -> Table:
     """One row per metric, in milliseconds."""
     table = Table(box=None, pad_edge=False)
     table.add_column("ms")
-    for name in _COLUMNS:
+    for name in COLUMNS:
         table.add_column(name, justify="right")
     for name, figures in facts["times_s"].items():
         if figures:
-            table.add_row(f"{name} ({_TITLES[name]})", *(_ms(figures[c]) for c in _COLUMNS))
+            table.add_row(f"{name} ({_TITLES[name]})", *(_ms(figures[c]) for c in COLUMNS))
     return table
 
 
