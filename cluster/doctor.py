@@ -36,7 +36,7 @@ def doctor(request_id: str | None, url: str | None, as_json: bool) -> int:
     if request_id is not None:
         return _explain(base_url, request_id, as_json)
     snapshot = fetch(base_url, "/debug/ledger")
-    workers = _supervised(base_url)
+    workers = [msgspec.to_builtins(worker) for worker in runtime.supervision_at(base_url)]
     found = findings(snapshot, workers)
     is_healthy = all(finding.note for finding in found)
     if as_json:
@@ -59,13 +59,6 @@ def fetch(base_url: str, path: str) -> dict[str, Any]:
         said = facts.get("error", {}).get("message", response.reason_phrase)
         raise RemoteFault(f"{base_url}{path}: {response.status_code}: {said}")
     return facts
-
-
-def _supervised(base_url: str) -> list[dict[str, Any]]:
-    for record in runtime.running():
-        if record.url == base_url:
-            return [msgspec.to_builtins(worker) for worker in runtime.supervision(record)]
-    return []
 
 
 def _print(console: Console, parts: Iterator[RenderableType]) -> None:

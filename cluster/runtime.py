@@ -140,6 +140,12 @@ def supervision(record: UpRecord) -> tuple[SupervisedWorker, ...]:
     return () if found is None else found.workers
 
 
+def supervision_at(url: str) -> tuple[SupervisedWorker, ...]:
+    """The same of this user's `up` that serves `url`; empty when there is none."""
+    found = (supervision(record) for record in running() if record.url == url)
+    return next(found, ())
+
+
 def free_port(host: str) -> int:
     """A port on `host` that nobody uses now, one that stays free while nobody listens on it."""
     for port in random.sample(_PORTS, len(_PORTS)):

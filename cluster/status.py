@@ -29,7 +29,7 @@ def status(url: str | None, as_json: bool) -> int:
     """Print tables or JSON; 0 when requests can be served, else 1."""
     base_url = choose_url(url)
     facts = fetch(base_url)
-    supervised = _supervised(base_url)
+    supervised = runtime.supervision_at(base_url)
     if as_json:
         workers = [msgspec.to_builtins(worker) for worker in supervised]
         print(json.dumps({"url": base_url, **facts, "supervision": workers}, indent=2))
@@ -47,13 +47,6 @@ def fetch(base_url: str) -> dict[str, Any]:
     except (httpx.HTTPError, ValueError) as error:
         raise RemoteFault(f"no status from {base_url}: {error}") from error
     return facts
-
-
-def _supervised(base_url: str) -> tuple[SupervisedWorker, ...]:
-    for record in runtime.running():
-        if record.url == base_url:
-            return runtime.supervision(record)
-    return ()
 
 
 def _print(

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from bootstrap.errors import RemoteFault
-from cluster import status as status_module
+from cluster import runtime
 from cluster.runtime import SupervisedWorker
 from cluster.status import status
 
@@ -63,7 +63,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return httpx.Response(200, json=said, request=httpx.Request("GET", url))
 
     monkeypatch.setattr(httpx, "get", get)
-    monkeypatch.setattr(status_module, "_supervised", lambda url: ())
+    monkeypatch.setattr(runtime, "supervision_at", lambda url: ())
     monkeypatch.setenv("COLUMNS", "80")
     return said
 
@@ -96,7 +96,7 @@ def test_a_worker_that_cannot_start_shows_its_last_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     crashing = SupervisedWorker("decode-1", "decode", "waiting", "", None, 4, 3.2, "[OOM] killed")
-    monkeypatch.setattr(status_module, "_supervised", lambda url: (crashing,))
+    monkeypatch.setattr(runtime, "supervision_at", lambda url: (crashing,))
     status(URL, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert "decode-1: starts again in 3.2 s; restarts: 4; last error: [OOM] killed" in lines

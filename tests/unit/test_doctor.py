@@ -10,7 +10,7 @@ import pytest
 
 from bootstrap.errors import RemoteFault
 from bootstrap.inspection import Orphan, Wait
-from cluster import doctor as doctor_module
+from cluster import runtime
 from cluster.api.access import Access, Keys
 from cluster.api.keys import KeyFile
 from cluster.balancer.settings import BalancerSettings
@@ -49,7 +49,7 @@ class Balancer:
 def balancer(monkeypatch: pytest.MonkeyPatch) -> Balancer:
     made = Balancer()
     monkeypatch.setattr(httpx, "get", made.get)
-    monkeypatch.setattr(doctor_module, "_supervised", lambda url: [])
+    monkeypatch.setattr(runtime, "supervision_at", lambda url: [])
     monkeypatch.setenv("COLUMNS", "200")
     return made
 
@@ -114,7 +114,7 @@ def test_a_supervisors_view_is_part_of_it(
     balancer: Balancer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = {"worker_id": "d9", "state": "waiting", "num_restarts": 4, "last_error": "[OOM]"}
-    monkeypatch.setattr(doctor_module, "_supervised", lambda url: [worker])
+    monkeypatch.setattr(runtime, "supervision_at", lambda url: [worker])
     assert doctor(None, URL, as_json=False) == 1
     assert any("d9 is waiting after 4 restarts: [OOM]" in line for line in printed(capsys))
 
