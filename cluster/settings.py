@@ -75,7 +75,9 @@ class ClusterSettings:
     served_model_name: str | None = _key(
         None, "model", "the name clients ask for (default: the model's own name)", "NAME"
     )
-    dtype: str = _engine_key("dtype", "model", f"one of {', '.join(DTYPES)}", "DTYPE")
+    dtype: str = _engine_key(
+        "dtype", "model", f"one of {', '.join(DTYPES)}; in float64 no batch changes a text", "DTYPE"
+    )
     device: str = _engine_key("device", "model", f"one of {', '.join(DEVICES)}", "DEVICE")
     max_model_len: int | None = _key(
         None,

@@ -5,7 +5,7 @@ import torch
 from bootstrap.errors import ConfigError, LocalMisuse
 from kv_transfer.layout import KVLayout
 
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TORCH_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def torch_dtype(name: str) -> torch.dtype:

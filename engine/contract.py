@@ -6,7 +6,7 @@ from engine.config import ModelConfig
 from engine.loader import LoadedModel
 from kv_transfer.layout import KVLayout
 
-ITEMSIZE_BYTES = {"float32": 4, "bfloat16": 2}
+ITEMSIZE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
 def layout_for(config: ModelConfig, dtype: str, block_size: int, num_blocks: int) -> KVLayout:

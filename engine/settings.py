@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from bootstrap.errors import ConfigError
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float64", "float32", "bfloat16")
 DEVICES = ("cpu",)
 BACKENDS = ("nixl", "mooncake", "fake")
 

@@ -4,6 +4,7 @@ Knows connections and errors, not what the answers look like.
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from cluster.api.errors import ApiError, api_error
 from cluster.api.resumption import Reader, ResumableStreams
 
 DONE = b"data: [DONE]\n\n"
+# What ends a line for Unicode, and so for httpx and str.splitlines, and needs no escape in JSON.
+_LINE_ENDS = {ord(end): json.dumps(end)[1:-1] for end in "\x85\u2028\u2029"}
 
 _T = TypeVar("_T")
 
@@ -66,8 +69,12 @@ class Events:
 
 def event(chunk: BaseModel, *, without: frozenset[str] = frozenset()) -> bytes:
     """One server-sent event; fields that were never set and those in `without` are left out."""
-    text = chunk.model_dump_json(exclude=set(without))
-    return b"data: " + text.encode() + b"\n\n"
+    return b"data: " + one_line(chunk.model_dump_json(exclude=set(without))).encode() + b"\n\n"
+
+
+def one_line(text: str) -> str:
+    """JSON that no reader takes for several lines: many split at more than what the format calls a newline."""
+    return text.translate(_LINE_ENDS)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

@@ -28,6 +28,7 @@ from bootstrap.client import BootstrapClient
 from bootstrap.identity import Peer, WorkerRef, new_incarnation
 from tests.faults.real_child import ChildSpec, Hold, run_child
 from tests.faults.real_links import Link, Links
+from tests.support.process_cluster import TINY
 from tests.support.waiting import wait_for
 
 MODEL_NAME = "tiny"
@@ -118,7 +119,7 @@ class RealCluster:
         """`engines` are EngineSettings of all; `roles` are more settings, by role."""
         self._model_dir, self._folder = model_dir, folder
         roles = roles or {}
-        engines = {"block_size": 4, "num_blocks": 1024, "transfer": "nixl", **engines}
+        engines = {**TINY, "num_blocks": 1024, "transfer": "nixl", **engines}
         self._settings = {
             "prefill": {**engines, **roles.get("prefill", {})},
             "decode": {**engines, **roles.get("decode", {})},

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 NUM_CLIENTS = 4
 NUM_PROMPTS = 6
 NUM_TOKENS = 60
-FLAGS = ("--num-blocks", "512", "--max-model-len", "512", "--drain-s", "20")
+FLAGS = ("--num-blocks", "512", "--max-model-len", "512", "--dtype", "float64", "--drain-s", "20")
 
 
 @dataclass

@@ -28,7 +28,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def solo(model_dir: Path) -> SoloEngine:
-    return SoloEngine(load_model(model_dir, "float32", "cpu"), block_size=BLOCK)
+    return SoloEngine(load_model(model_dir, "float64", "cpu"), block_size=BLOCK)
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def solo(model_dir: Path) -> Iterator[SoloEngine]:
     grammars = GrammarCompiler(model_dir)
-    yield SoloEngine(load_model(model_dir, "float32", "cpu"), BLOCK, grammars)
+    yield SoloEngine(load_model(model_dir, "float64", "cpu"), BLOCK, grammars)
     grammars.close()
 
 

@@ -33,7 +33,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def solo(model_dir: Path) -> SoloEngine:
-    return SoloEngine(load_model(model_dir, "float32", "cpu"), BLOCK)
+    return SoloEngine(load_model(model_dir, "float64", "cpu"), BLOCK)
 
 
 @pytest.fixture

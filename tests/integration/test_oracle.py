@@ -58,7 +58,7 @@ def test_greedy_tokens_equal_transformers(
 
     tokenizer = Tokenizer(model_dir)
     with ProcessCluster(
-        model_dir, tmp_path, transfer=transfer, max_num_batched_tokens=7
+        model_dir, tmp_path, transfer=transfer, max_num_batched_tokens=7, dtype="float32"
     ) as cluster:
         client = cluster.balancer.client()
         for prompt, tokens in zip(prompts, expected, strict=True):

@@ -70,7 +70,7 @@ class Load:
         status, text = post(address, self._body, self._key)
         if status != http.HTTPStatus.OK:
             return f"{status}: {text[:300]}"
-        events = [line.removeprefix("data: ") for line in text.splitlines() if line]
+        events = [line.removeprefix("data: ") for line in text.split("\n") if line]
         if events[-1:] != ["[DONE]"]:
             return f"a stream that broke: {events[-2:]}"
         reasons = [json.loads(event)["choices"][0]["finish_reason"] for event in events[:-1]]

@@ -54,7 +54,7 @@ class Oracle:
 
     def __init__(self, model_dir: Path) -> None:
         self.tokenizer = Tokenizer(model_dir)
-        self._solo = SoloEngine(load_model(model_dir, "float32", "cpu"), block_size=4)
+        self._solo = SoloEngine(load_model(model_dir, "float64", "cpu"), block_size=4)
 
     def choices(self, prompt: Sequence[int], case: Case) -> list[Expected]:
         """All samples of a prompt."""

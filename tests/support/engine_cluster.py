@@ -19,6 +19,7 @@ from engine.settings import EngineSettings
 from engine.stepper import ModelStepper
 from prefill.core import PrefillCore
 from prefill.worker import PrefillWorker
+from tests.support.process_cluster import TINY
 from tests.support.scripted_model import Script, ScriptedStepper
 from tests.support.waiting import wait_for
 
@@ -47,7 +48,7 @@ class EngineCluster:
         self._closers = ExitStack()
         self._model_dir = model_dir
         self._counts = {Role.PREFILL: num_prefill, Role.DECODE: num_decode}
-        settings = {"block_size": 4, "num_blocks": 256, "transfer": "fake", **both}
+        settings = {**TINY, "transfer": "fake", **both}
         self._settings = {
             Role.PREFILL: {**settings, **(prefill or {})},
             Role.DECODE: {**settings, **(decode or {})},

@@ -45,7 +45,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ("max_model_len: long", r"max_model_len='long': a whole number"),
         ("max_model_len: 1", r"max_model_len=1: allowed are 2 to"),
         ("prefix_caching: 1", r"prefix_caching=1: true or false"),
-        ("dtype: float8", r"dtype='float8': allowed are float32, bfloat16"),
+        ("dtype: float8", r"dtype='float8': allowed are float64, float32, bfloat16"),
         ("transfer: smoke", r"transfer='smoke': allowed are nixl, mooncake, fake"),
         ("port: 70000", r"port=70000: allowed are 1 to 65535"),
         ("decode: 0", r"decode=0: allowed are 1 to"),
@@ -199,7 +199,7 @@ def test_every_key_is_a_flag(launched: list[ClusterSettings]) -> None:
     ("argv", "said"),
     [
         (["up", "--port", "x"], "port='x': a whole number is needed"),
-        (["up", "--dtype", "f8"], "dtype='f8': allowed are float32, bfloat16"),
+        (["up", "--dtype", "f8"], "dtype='f8': allowed are float64, float32, bfloat16"),
         (["up", "--decoders", "2"], "--decoders"),
         (["up", "--config", "/does/not/exist"], "config='/does/not/exist': No such file"),
         (["fly"], "invalid choice: 'fly'"),

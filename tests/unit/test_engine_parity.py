@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from bootstrap.sampling import SamplingParams
+from engine.arena import torch_dtype
+from engine.contract import layout_for
 from engine.loader import load_model
 from engine.rope import inverse_frequencies
+from engine.runner import ModelRunner
 from engine.solo import SoloEngine
+from engine.step import SequenceChunk
 from tests.support.tiny_model import VOCAB_SIZE, make_tiny_model
 
 BLOCK = 8
@@ -203,3 +207,30 @@ def test_inverse_frequencies_equal_transformers(models, name):
     theirs = models.reference(name).model.rotary_emb
     assert torch.equal(inv_freq, theirs.inv_freq)
     assert factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
+
+
+def own_kv(loaded, company):
+    """What one token writes in a step with so many others; [kv heads, ...] of its page."""
+    layout = layout_for(loaded.config, loaded.dtype, BLOCK, 64)
+    arena = torch.zeros(layout.shape, dtype=torch_dtype(loaded.dtype))
+    runner = ModelRunner(loaded, layout, arena)
+    runner.step([SequenceChunk([5 + i], start=0, pages=[i]) for i in range(1 + company)])
+    return arena[0].clone()
+
+
+def test_in_float64_company_moves_nothing_that_a_draw_could_see(models):
+    loaded = load_model(models.folder("llama"), "float64", "cpu")
+    alone = own_kv(loaded, 0)
+    assert alone.abs().max() > 0.1
+    for company in (1, 2, 5, 30):
+        assert (own_kv(loaded, company) - alone).abs().max() < 1e-12
+
+
+def test_float64_stays_close_to_float32(models):
+    loaded = load_model(models.folder("llama"), "float64", "cpu")
+    for prompt, output in zip(
+        prompts(),
+        SoloEngine(loaded, BLOCK).generate_tokens(prompts(), [greedy()] * len(LENGTHS), 16),
+        strict=True,
+    ):
+        assert_agrees(models.reference("llama"), prompt, output)

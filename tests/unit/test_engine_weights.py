@@ -155,7 +155,7 @@ def test_unknown_settings_name_what_is_allowed(tmp_path):
     folder = make_tiny_model(tmp_path)
     with pytest.raises(ConfigError, match="device='tpu': allowed are cpu"):
         load_model(folder, "float32", "tpu")
-    with pytest.raises(ConfigError, match="dtype='int8': allowed are float32, bfloat16"):
+    with pytest.raises(ConfigError, match="dtype='int8': allowed are float64, float32, bfloat16"):
         load_model(folder, "int8", "cpu")
 
 

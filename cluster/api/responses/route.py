@@ -25,7 +25,7 @@ from cluster.api.responses.building import Building, Event
 from cluster.api.responses.request import FunctionChoice, ResponseRequest, TextSettings
 from cluster.api.schema import ChatCompletionRequest
 from cluster.api.shaper import Shaper
-from cluster.api.sse import Events, streaming, unless_gone
+from cluster.api.sse import Events, one_line, streaming, unless_gone
 from cluster.balancer.asks import Ask
 from cluster.balancer.dispatcher import Dispatcher
 from cluster.balancer.generation import Generation
@@ -161,5 +161,5 @@ def _renamed(error: ApiError) -> ApiError:
 
 
 def _encoded(event: Event) -> bytes:
-    data = json.dumps(event, ensure_ascii=False)
+    data = one_line(json.dumps(event, ensure_ascii=False))
     return f"event: {event['type']}\ndata: {data}\n\n".encode()
