@@ -73,7 +73,7 @@ def event(chunk: BaseModel, *, without: frozenset[str] = frozenset()) -> bytes:
 
 
 def one_line(text: str) -> str:
-    """JSON that no reader takes for several lines: many split at more than what the format calls a newline."""
+    """JSON that no reader takes for several lines: many split at more than the format's newlines."""
     return text.translate(_LINE_ENDS)
 
 

@@ -122,7 +122,6 @@ def test_containers_run_as_nobody_over_a_read_only_root(release: Release) -> Non
             assert holds_token == (container.spec.name != "balancer")
 
 
-@pytest.mark.long
 def test_a_rolling_restart_of_the_balancers_loses_no_request(release: Release) -> None:
     kubelet = release.kubelet
     with release.load() as load:

@@ -20,7 +20,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("decode", "named"),
-    [({"block_size": 8}, "block_size: 4 != 8"), ({"dtype": "bfloat16"}, "dtype: 'float32' != ")],
+    [({"block_size": 8}, "block_size: 4 != 8"), ({"dtype": "bfloat16"}, "dtype: 'float64' != ")],
 )
 def test_unequal_contracts_never_pair(model_dir: Path, decode: dict[str, Any], named: str) -> None:
     with (

@@ -224,7 +224,7 @@ def test_the_last_token_tells_what_the_transfer_took(
     sampling = SamplingParams(seed=0, max_tokens=5, temperature=0.0)
     outcome = ended(balancer.dispatch(p0, d0, prompt_of(30, seed=9), sampling))
     stats = outcome.stats["d0"]
-    block_bytes = 2 * 2 * 3 * BLOCK * 16 * 4  # heads, keys and values, layers, tokens, width, bytes
+    block_bytes = 2 * 2 * 3 * BLOCK * 16 * 8  # heads, keys and values, layers, tokens, width, bytes
     assert stats.transfer_bytes == 8 * block_bytes
     assert stats.transfer_s > 0
     assert stats.max_gap_s > 0
