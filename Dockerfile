@@ -23,14 +23,16 @@ ENV PATH=/opt/pdserve/bin:$PATH \
 
 FROM base AS build
 ARG RAY_VERSION=2.60.0
-ARG TORCH=torch
+ARG TORCH
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
-RUN python3 -m venv /opt/pdserve \
- && pip install --no-cache-dir "ray[default]==${RAY_VERSION}" "${TORCH}"
-# Nodes of one cluster must agree on Ray and Python: no later step may change the former.
 WORKDIR /src
 COPY pyproject.toml README.md ./
+# The largest first, in a layer that outlives changes of the code; torch as pyproject.toml allows it.
+RUN python3 -m venv /opt/pdserve \
+ && torch="$(sed -n 's/^ *"\(torch[^"]*\)",$/\1/p' pyproject.toml)" \
+ && pip install --no-cache-dir "ray[default]==${RAY_VERSION}" "${TORCH:-$torch}"
+# Nodes of one cluster must agree on Ray and Python: no later step may change the former.
 COPY bootstrap bootstrap
 COPY kv_transfer kv_transfer
 COPY engine engine
