@@ -51,7 +51,10 @@ examples:
   pdserve up --model ./my-model --prefill 2 --decode 2 --transfer mooncake
   pdserve up --ray-address auto --secret-file /etc/pdserve/secret --host 0.0.0.0
 """
-
+_ADMIN_KEY = (
+    "an administrator's key, where one is needed: this user's own `up` tells it, elsewhere the file\n"
+    "that PDSERVE_ADMIN_KEY_FILE names does, or PDSERVE_API_KEY holds it"
+)
 
 _BALANCER_HELP = {
     "host": "address that clients connect to",
@@ -191,7 +194,7 @@ def _add_status(commands: Any) -> None:
 
 def _add_top(commands: Any) -> None:
     parser = _add(commands, "top", _top, "watch a cluster: engines, pages, requests")
-    parser.epilog = "with an admin key file, PDSERVE_API_KEY must hold an administrator's key"
+    parser.epilog = _ADMIN_KEY
     parser.add_argument("--url", help=f"the endpoint (default: the running `up`, or {DEFAULT_URL})")
     parser.add_argument("--once", action="store_true", help="print it once and exit")
 
@@ -201,7 +204,7 @@ def _add_doctor(commands: Any) -> None:
     parser = _add(commands, "doctor", _doctor, text)
     parser.epilog = (
         "exit code: 0 when nothing is wrong, or when REQUEST_ID is known; 1 when something is wrong\n"
-        "with an admin key file, PDSERVE_API_KEY must hold an administrator's key"
+        + _ADMIN_KEY
     )
     parser.add_argument(
         "request_id",

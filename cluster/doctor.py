@@ -21,7 +21,7 @@ from bootstrap.errors import RemoteFault
 from cluster import runtime
 from cluster.balancer.findings import Finding, Snapshot, answering
 from cluster.balancer.wire_findings import findings
-from cluster.endpoint import choose_url, key_header
+from cluster.endpoint import admin_header, choose_url
 
 EXIT_WRONG = 1
 TIMEOUT_S = 15.0
@@ -51,7 +51,7 @@ def doctor(request_id: str | None, url: str | None, as_json: bool) -> int:
 def fetch(base_url: str, path: str) -> dict[str, Any]:
     """What the balancer answers; raises RemoteFault with its own words when it refuses."""
     try:
-        response = httpx.get(f"{base_url}{path}", timeout=TIMEOUT_S, headers=key_header())
+        response = httpx.get(f"{base_url}{path}", timeout=TIMEOUT_S, headers=admin_header(base_url))
         facts: dict[str, Any] = response.json()
     except (httpx.HTTPError, ValueError) as error:
         raise RemoteFault(f"no answer from {base_url}{path}: {error}") from error

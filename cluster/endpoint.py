@@ -2,14 +2,17 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from bootstrap.errors import ConfigError
 from cluster import runtime
+from cluster.api.keys import keys_in
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 MAX_REASON_CHARS = 200
 KEY_VARIABLE = "PDSERVE_API_KEY"  # not a flag: everybody on a machine sees flags
+ADMIN_FILE_VARIABLE = "PDSERVE_ADMIN_KEY_FILE"
 
 
 def choose_url(given: str | None) -> str:
@@ -26,8 +29,38 @@ def choose_url(given: str | None) -> str:
 
 def key_header() -> dict[str, str]:
     """The header that shows the user's API key, if the environment has one."""
-    key = os.environ.get(KEY_VARIABLE)
+    return _header(os.environ.get(KEY_VARIABLE))
+
+
+def admin_header(url: str) -> dict[str, str]:
+    """The header that shows an administrator's key to `url`, for `/debug/`.
+
+    The key is the first of the file that this user's own `up` there reads, else of the one that the
+    environment names, else the user's API key. Raises ConfigError for a named file that holds none.
+    """
+    own = runtime.running_at(url)
+    if own is not None and own.admin_key_file is not None:
+        try:
+            return _header(_first_key(own.admin_key_file))
+        except ConfigError:  # another user's file, perhaps
+            return key_header()
+    named = os.environ.get(ADMIN_FILE_VARIABLE)
+    return _header(_first_key(named)) if named else key_header()
+
+
+def _header(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _first_key(path: str) -> str:
+    try:
+        keys = keys_in(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a text in UTF-8"
+        raise ConfigError(f"{ADMIN_FILE_VARIABLE}={path!r}: {why}") from None
+    if not keys:
+        raise ConfigError(f"{ADMIN_FILE_VARIABLE}={path!r}: holds no key")
+    return keys[0]
 
 
 def error_message(text: str) -> str:

@@ -79,7 +79,9 @@ def _serve(settings: ClusterSettings, folder: RuntimeFolder, signals: StopSignal
                 cluster.start(progress)
             guard.watch(descendants(os.getpid()))
             signals.check()
-            folder.write_record(cluster.url, cluster.model_name, cluster.last_drain_s)
+            folder.write_record(
+                cluster.url, cluster.model_name, cluster.last_drain_s, cluster.admin_key_file
+            )
             _wait_until_ready(cluster, progress, signals)
         guard.watch(descendants(os.getpid()))
         print(_announcement(settings, cluster), flush=True)
@@ -171,6 +173,8 @@ Ctrl-C ends everything.
         f'{{"model": "{cluster.model_name}",'
         ' "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     )
+    made_key = cluster.admin_key_file if settings.admin_key_file is None else None
+    key = "" if made_key is None else f"\n{cluster.url}/dashboard asks for the key in {made_key}\n"
     return f"""
 pdserve serves {cluster.model_name} at {cluster.url}/v1
   engines: {settings.prefill} prefill, {settings.decode} decode; pages move by {settings.transfer}
@@ -178,6 +182,6 @@ pdserve serves {cluster.model_name} at {cluster.url}/v1
   curl {cluster.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
   pdserve chat --url {cluster.url}
   pdserve status --url {cluster.url}
-
+{key}
 Ctrl-C ends everything.
 """

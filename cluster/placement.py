@@ -11,10 +11,10 @@ A head with slots of its own has engines too.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from bootstrap.errors import ConfigError
 from bootstrap.identity import Role
+from cluster.addresses import is_loopback
 
 ROLE_LABEL = "pd-role"
 SLOTS = {Role.PREFILL: "pd_prefill", Role.DECODE: "pd_decode"}
@@ -78,11 +78,3 @@ def check_addresses(addresses: Sequence[str]) -> None:
                 f"a Ray node has the address {address}, at which {others} cannot reach it: start Ray"
                 " there with --node-ip-address"
             )
-
-
-def is_loopback(address: str) -> bool:
-    """Whether it leads every host to itself; a name does not."""
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

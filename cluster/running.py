@@ -17,6 +17,7 @@ from bootstrap.errors import ConfigError
 from bootstrap.identity import Role
 from cluster import ray_session, runtime
 from cluster.actors import NODE_ADDRESS, WorkerSpec
+from cluster.addresses import is_loopback
 from cluster.balancer_child import BalancerChild
 from cluster.bootstrap_host import WORKER_ID as BOOTSTRAP_ID
 from cluster.bootstrap_host import BootstrapSettings
@@ -57,6 +58,10 @@ class RunningCluster:
         self._model_dir = str(model_dir)
         self._folder = folder
         self._secret_file = settings.secret_file or folder.write_secret("secret")
+        self.admin_key_file = settings.admin_key_file
+        if self.admin_key_file is None and settings.endpoint and not is_loopback(settings.host):
+            # What `/debug/` shows is not for everybody who reaches the endpoint, but for who runs it.
+            self.admin_key_file = folder.write_secret("admin-key")
         self._balancer: BalancerChild | None = None
         self._supervisor: SupervisorChild | None = None
         self._bind_host = LOOPBACK
@@ -185,6 +190,7 @@ class RunningCluster:
             bootstrap=self._bootstrap,
             bind_host=self._bind_host,
             secret_file=self._secret_file,
+            admin_key_file=self.admin_key_file,
             shutdown_grace_s=STREAM_GRACE_S,
         )
         values = asdict(self.settings.balancer(identity))

@@ -38,7 +38,8 @@ _T = TypeVar("_T")
 class UpRecord(msgspec.Struct, frozen=True):
     """One running `up`. Without an endpoint of its own `url` is the bootstrap service's.
 
-    `drain_s` is what its engines may take to end what runs, once it is told to end.
+    `drain_s` is what its engines may take to end what runs, once it is told to end;
+    `admin_key_file` what its endpoint knows administrators by.
     """
 
     pid: int
@@ -46,6 +47,7 @@ class UpRecord(msgspec.Struct, frozen=True):
     url: str
     model: str
     drain_s: float
+    admin_key_file: str | None = None
 
 
 class SupervisedWorker(msgspec.Struct, frozen=True):
@@ -79,12 +81,15 @@ class RuntimeFolder:
         path.mkdir(mode=0o700)
         return cls(path)
 
-    def write_record(self, url: str, model: str, drain_s: float) -> None:
+    def write_record(
+        self, url: str, model: str, drain_s: float, admin_key_file: str | None = None
+    ) -> None:
         """Make this `up` known to `status` and `down`."""
         pid = os.getpid()
         started = start_time(pid)
         assert started is not None
-        self._write(_RECORD, msgspec.json.encode(UpRecord(pid, started, url, model, drain_s)))
+        record = UpRecord(pid, started, url, model, drain_s, admin_key_file)
+        self._write(_RECORD, msgspec.json.encode(record))
 
     def write_supervision(self, workers: tuple[SupervisedWorker, ...]) -> None:
         """Replace what the supervisor last saw."""
@@ -142,8 +147,13 @@ def supervision(record: UpRecord) -> tuple[SupervisedWorker, ...]:
 
 def supervision_at(url: str) -> tuple[SupervisedWorker, ...]:
     """The same of this user's `up` that serves `url`; empty when there is none."""
-    found = (supervision(record) for record in running() if record.url == url)
-    return next(found, ())
+    record = running_at(url)
+    return () if record is None else supervision(record)
+
+
+def running_at(url: str) -> UpRecord | None:
+    """This user's `up` that serves `url`."""
+    return next((record for record in running() if record.url == url), None)
 
 
 def free_port(host: str) -> int:

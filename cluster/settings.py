@@ -36,7 +36,8 @@ ENDPOINT_HELP = {
     "reasoning_parser": f"how the model writes thoughts: one of {', '.join(REASONING_PARSERS)}",
     "api_key_file": "keys of clients, one on each line, # for comments; read again when it changes"
     " (default: no key is needed)",
-    "admin_key_file": "keys for /admin routes, as in the other file (default: no such routes)",
+    "admin_key_file": "keys for /admin routes, as in the other file (default: no such routes, but beyond"
+    " loopback `up` makes a key)",
     "max_request_bytes": "largest request body",
     "allowed_origins": "web origins whose pages may call, parted by commas, or * (default: none)",
     "otlp_traces_endpoint": "send a trace of every request to this OpenTelemetry collector, by OTLP"
@@ -250,6 +251,7 @@ class BalancerIdentity:
     bootstrap: str
     bind_host: str
     secret_file: str | None
+    admin_key_file: str | None
     shutdown_grace_s: float
 
 
@@ -271,6 +273,7 @@ _ANY_BALANCER = BalancerIdentity(
     bootstrap="tcp://127.0.0.1:1",
     bind_host="127.0.0.1",
     secret_file=None,
+    admin_key_file=None,
     shutdown_grace_s=0.0,
 )
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bootstrap.errors import RemoteFault
-from cluster.endpoint import choose_url, key_header
+from cluster.endpoint import admin_header, choose_url
 
 MAX_SHOWN = 12
 _AGAIN_S = 1.0
@@ -39,7 +39,9 @@ def top(url: str | None, once: bool) -> int:
     """Show the cluster until Ctrl-C, or `once`; raises RemoteFault when it cannot begin."""
     base_url = choose_url(url)
     console = Console()
-    with httpx.Client(base_url=base_url, headers=key_header(), timeout=_TIMEOUT) as client:
+    with httpx.Client(
+        base_url=base_url, headers=admin_header(base_url), timeout=_TIMEOUT
+    ) as client:
         if once or not console.is_terminal:
             console.print(screen(base_url, next(events(client))))
             return 0

@@ -5,12 +5,12 @@ there are no administrators' routes at all, and what shows other users' requests
 machine alone.
 """
 
-import ipaddress
 from dataclasses import dataclass
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cluster.addresses import is_loopback
 from cluster.api.errors import ApiError
 from cluster.api.keys import KeyFile, key_digest
 from cluster.balancer.settings import BalancerSettings
@@ -42,7 +42,7 @@ class Keys:
         return cls(
             _key_file("api_key_file", settings.api_key_file),
             _key_file("admin_key_file", settings.admin_key_file),
-            _is_loopback(settings.host),
+            is_loopback(settings.host),
         )
 
     def reload(self) -> None:
@@ -124,7 +124,7 @@ def _is_direct(scope: Scope) -> bool:
         return False
     host = headers.get(b"host", "")
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    return _is_loopback(name.strip("[]"))
+    return is_loopback(name.strip("[]"))
 
 
 def _unauthorized(given: str | None) -> ApiError:
@@ -135,13 +135,6 @@ def _unauthorized(given: str | None) -> ApiError:
             " 'Authorization: Bearer KEY'."
         )
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _key_file(name: str, path: str | None) -> KeyFile | None:

@@ -77,14 +77,19 @@ class KeyFile:
             raise self._error("not a text in UTF-8") from None
         if len(text) > MAX_FILE_BYTES:
             raise self._error(f"over {MAX_FILE_BYTES} bytes")
-        lines = (line.strip() for line in text.splitlines())
-        keys = frozenset(key_digest(line) for line in lines if line and not line.startswith("#"))
+        keys = frozenset(map(key_digest, keys_in(text)))
         if not keys:
             raise self._error("holds no key: allowed is one key on each line, and # comments")
         return keys
 
     def _error(self, why: str | None) -> ConfigError:
         return ConfigError(f"{self._name}={str(self._path)!r}: {why}")
+
+
+def keys_in(text: str) -> list[str]:
+    """The keys of a key file's text, in its order."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def key_digest(key: str) -> bytes:

@@ -69,7 +69,7 @@ def test_a_release_lives_and_leaves_nothing(api: KubeApi, tmp_path: Path, major:
     client = Client(api, tmp_path, major)
     client.helm("install", "pd", str(CHART), *WAIT)
     made = secrets(api)
-    assert set(made["pd-pdserve-auth"]) == {"cluster-secret", "ray-token", "api-keys"}
+    assert set(made["pd-pdserve-auth"]) == {"cluster-secret", "ray-token", "api-keys", "admin-keys"}
     before = api.objects("statefulsets")["pd-pdserve-head"]
 
     client.helm("upgrade", "pd", str(CHART), "--set", "decode.replicas=3", *WAIT)

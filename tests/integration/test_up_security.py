@@ -67,3 +67,18 @@ def test_a_file_that_cannot_be_used_is_said_before_anything_starts(folder: Path)
         assert up.process.wait(END_TIMEOUT_S) == 2
         assert up.log.startswith("pdserve: api_key_file=")
         assert up.log.count("\n") == 1
+
+
+def test_beyond_loopback_its_own_user_looks_inside_and_nobody_else(folder: Path) -> None:
+    port = runtime.free_port("127.0.0.1")
+    with UpProcess(folder, port, [*flags(folder), "--host", "0.0.0.0"]) as up:
+        up.wait_ready()
+        (key,) = up.runtime_dir.glob("*/admin-key")
+        assert f"asks for the key in {key}\n" in up.log
+        assert key.stat().st_mode & 0o777 == 0o600
+        assert key.read_text() not in up.log
+        assert httpx.get(f"{up.url}/debug/ledger").status_code == 401
+        doctor = up.command("doctor")
+        assert (doctor.returncode, doctor.stdout.splitlines()[-1]) == (0, "nothing is wrong")
+        assert "decode-0" in up.command("top", "--once").stdout
+    assert not key.exists()

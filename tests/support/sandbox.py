@@ -27,11 +27,14 @@ _NEEDED = ("unshare", "nsenter", "ip", "setpriv", "mount", "chroot", "find")
 _CLONE_NEWNET = 0x40000000
 _SIZE = "6g"
 
+# By the last part of the IP address. Left alone a bridge takes the lowest address of its ports, another one
+# when a pod goes: then what is sent to the old one is lost until others notice, close to a minute later.
+_LINK_ADDRESS = "02:00:00:00:00:%02x"
 # /root may be closed to other users, and the interpreter may lie there.
 _BEGIN = f"""
 set -e
 ip link set lo up
-ip link add br0 type bridge
+ip link add br0 address {_LINK_ADDRESS % 1} type bridge
 ip addr add {SUBNET}.1/24 dev br0
 ip link set br0 up
 mount -t tmpfs -o size={_SIZE},mode=755 sandbox "$1"
@@ -112,9 +115,8 @@ class Sandbox:
         """Give the network of process `pid` an interface with `address` on the bridge."""
         self._num_links += 1
         link = f"pod{self._num_links}"
-        self.run(
-            "ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(pid)
-        )
+        inside = ("name", "eth0", "address", _LINK_ADDRESS % int(address.rpartition(".")[2]))
+        self.run(*("ip", "link", "add", link, "type", "veth", "peer", *inside, "netns", str(pid)))
         self.run("ip", "link", "set", link, "master", "br0", "up")
         inner = (
             f"ip link set lo up && ip addr add {address}/24 dev eth0 && ip link set eth0 up"

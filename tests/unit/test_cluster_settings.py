@@ -96,11 +96,13 @@ def test_the_balancer_gets_the_endpoints_keys_and_its_own_identity() -> None:
             bootstrap="tcp://127.0.0.1:20000",
             bind_host="127.0.0.1",
             secret_file="/s",
+            admin_key_file="/a",
             shutdown_grace_s=3.0,
         )
     )
     assert (balancer.port, balancer.api_key_file, balancer.max_attempts) == (9000, "/k", 5)
     assert (balancer.origins, balancer.secret_file) == (("*",), "/s")
+    assert balancer.admin_key_file == "/a"
 
 
 @pytest.mark.parametrize(
