@@ -129,10 +129,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(commands: Any, name: str, run_it: Callable[[dict[str, Any]], int], text: str) -> Any:
+def _add(
+    commands: Any,
+    name: str,
+    run_it: Callable[[dict[str, Any]], int],
+    text: str,
+    *,
+    listed: bool = True,
+) -> Any:
     parser = commands.add_parser(
         name,
-        help=text,
+        **({"help": text} if listed else {}),
         description=text[0].upper() + text[1:] + ".",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -13,6 +13,7 @@ from kv_transfer.backends.process import start_time
 
 EXIT_FAILED = 1
 WAIT_S = 30.0
+MAX_PORT = 65535
 _POLL_S = 0.05
 
 
@@ -39,6 +40,8 @@ def down(port: int | None) -> int:
 def chosen(records: list[UpRecord], port: int | None) -> UpRecord | None:
     """The one (that serves `port`), if there is one; raises ConfigError when there are several."""
     if port is not None:
+        if not 1 <= port <= MAX_PORT:
+            raise ConfigError(f"port={port}: allowed are 1 to {MAX_PORT}")
         records = [record for record in records if urlsplit(record.url).port == port]
     if len(records) > 1:
         ports = ", ".join(str(urlsplit(record.url).port) for record in records)

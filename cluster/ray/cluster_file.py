@@ -22,12 +22,13 @@ SECRET = "~/.pdserve/secret"
 RAY_TOKEN = "~/.ray/auth_token"
 MODEL = "~/.pdserve/model"
 
-_FIXED_HOSTS = "cluster.ray.provider.FixedHosts"
+FIXED_HOSTS = "cluster.ray.provider.FixedHosts"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """One cluster file. `slots` is None where only a start command knows them.
+    """One cluster file. `slots` are those of the hosts that start at once, `most_slots` those of as many hosts
+    as there may be; None where only a start command knows them.
 
     `head` and `workers` are the addresses of hosts that were there before and stay; None and none for
     machines that are made and ended by a cloud.
@@ -38,9 +39,11 @@ class ClusterFile:
     head: str | None
     workers: tuple[str, ...]
     slots: Mapping[Role, int] | None
+    most_slots: Mapping[Role, int] | None
     secret: Path
     ray_token: Path
     ssh: "SshLogin"
+    has_own_provider: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ def read(path: Path) -> ClusterFile:
         name=str(content.get("cluster_name") or "default"),
         head=head,
         workers=workers,
-        slots=_slots(content),
+        slots=_slots(content, "min_workers", 0),
+        most_slots=_slots(content, "max_workers", content.get("max_workers", 0)),
         secret=_synced(content, path.parent, SECRET),
         ray_token=_synced(content, path.parent, RAY_TOKEN),
         ssh=SshLogin(
@@ -86,6 +90,7 @@ def read(path: Path) -> ClusterFile:
             key=auth.get("ssh_private_key"),
             proxy_command=auth.get("ssh_proxy_command"),
         ),
+        has_own_provider=provider.get("module") == FIXED_HOSTS,
     )
 
 
@@ -94,7 +99,7 @@ def _fixed_hosts(
 ) -> tuple[str | None, tuple[str, ...]]:
     if provider.get("type") == "local" and "head_ip" in provider:
         return str(provider["head_ip"]), tuple(map(str, provider.get("worker_ips") or ()))
-    if provider.get("module") != _FIXED_HOSTS:
+    if provider.get("module") != FIXED_HOSTS:
         return None, ()
     types, head_type = _mapping(content, "available_node_types"), content.get("head_node_type")
     addresses = {name: _addresses(name, node_type) for name, node_type in types.items()}
@@ -114,13 +119,14 @@ def _addresses(name: str, node_type: Any) -> list[str]:
         raise ConfigError(f"available_node_types.{name}.node_config: `ips` is needed") from None
 
 
-def _slots(content: dict[str, Any]) -> dict[Role, int] | None:
-    """Of the head and of as many workers of each type as there are at least."""
+def _slots(content: dict[str, Any], count_key: str, default: Any) -> dict[Role, int] | None:
+    """Of the head and of as many workers of each type as its `count_key` says."""
     if "available_node_types" not in content:
         return None
     found = dict.fromkeys(SLOTS, 0)
     for name, node_type in _mapping(content, "available_node_types").items():
-        count = 1 if name == content.get("head_node_type") else node_type.get("min_workers", 0)
+        is_head = name == content.get("head_node_type")
+        count = 1 if is_head else node_type.get(count_key, default)
         for role, resource in SLOTS.items():
             found[role] += count * (node_type.get("resources") or {}).get(resource, 0)
     return found

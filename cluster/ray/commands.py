@@ -58,7 +58,7 @@ def add_commands(
 
 
 def _add_head(add: Callable[..., Any], number: Callable[..., Any]) -> None:
-    parser = add("ray-head", _ray_head, "what ray-up and ray-down run on the head")
+    parser = add("ray-head", _ray_head, "what ray-up and ray-down run on the head", listed=False)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("look", help="tell what runs")
     start = actions.add_parser("start", help="have `up` run, and watch it until it serves")

@@ -7,16 +7,18 @@ head is `cluster.ray.head`'s.
 import os
 import secrets
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, distribution
 
 from bootstrap.errors import ConfigError, RemoteFault
 from bootstrap.identity import Role
 from cluster.placement import SLOTS
 from cluster.progress import Progress
 from cluster.ray import launch_log, notes
-from cluster.ray.cluster_file import RAY_TOKEN, ClusterFile
+from cluster.ray.cluster_file import FIXED_HOSTS, RAY_TOKEN, ClusterFile
 from cluster.ray.remote import Ended, RayCli, ssh
 from cluster.ray.telling import failure, said, told
 
@@ -39,6 +41,7 @@ _CLEAR = (
 def ray_up(file: ClusterFile, flags: Sequence[str], num_engines: int, timeout_s: float) -> int:
     """Bring hosts, Ray and `pdserve up` with `flags` up and wait for the engines; the exit code."""
     deadline = time.monotonic() + timeout_s
+    _check_installed(file)
     make_secrets(file)
     cli, progress = RayCli(file), Progress()
     with progress.shown():
@@ -79,6 +82,19 @@ def ray_down(file: ClusterFile) -> int:
     return EXIT_FAILED if left else 0
 
 
+def _check_installed(file: ClusterFile) -> None:
+    """Ray's own programs import the provider, from wherever they run."""
+    if not file.has_own_provider:
+        return
+    try:
+        distribution("pdserve")
+    except PackageNotFoundError:
+        raise ConfigError(
+            f"provider.module={FIXED_HOSTS!r}: Ray cannot import it, as pdserve is not installed in"
+            f" {sys.executable}: pip install it there"
+        ) from None
+
+
 def make_secrets(file: ClusterFile) -> None:
     """The cluster's secret and Ray's token, beside the cluster file: made once, for its owner alone."""
     for path in (file.secret, file.ray_token):
@@ -108,6 +124,11 @@ def expected(file: ClusterFile, prefill: int | None, decode: int | None) -> dict
             raise ConfigError(
                 f"{role.value}={found[role]}: at least 1 is needed; slots are resources"
                 f" {SLOTS[role]} of node types with min_workers"
+            )
+        if file.most_slots is not None and found[role] > file.most_slots[role]:
+            raise ConfigError(
+                f"{role.value}={found[role]}: at most {file.most_slots[role]} are allowed; slots are"
+                f" resources {SLOTS[role]} of node types, up to their max_workers"
             )
     return found
 

@@ -94,3 +94,5 @@ def test_several_running_ask_for_a_choice(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError, match=f"allowed are {URL}"):
         choose_url(None)
     assert down(7777) == 0
+    with pytest.raises(ConfigError, match="port=99999: allowed are 1 to 65535"):
+        down(99999)

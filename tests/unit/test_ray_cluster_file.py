@@ -1,6 +1,7 @@
 """Cluster files: what they promise, what they must have, and how `up`'s settings travel to the head."""
 
 import stat
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +58,32 @@ def test_roles_that_only_a_start_command_knows_must_be_counted_by_the_user(tmp_p
 
 def test_an_engine_for_every_slot_unless_told_otherwise(tmp_path: Path) -> None:
     types = yaml.safe_load(cluster_file.example("onprem"))["available_node_types"]
-    types["decode"]["min_workers"] = 3
+    types["decode"] |= {"min_workers": 3, "max_workers": 4}
     types["decode"]["resources"]["pd_decode"] = 2
     file = cluster_file.read(written(tmp_path, "onprem", available_node_types=types))
     assert launcher.expected(file, None, None) == {Role.PREFILL: 1, Role.DECODE: 6}
+    with pytest.raises(
+        ConfigError, match=r"decode=3: at most 2 are allowed; slots are .* pd_decode"
+    ):
+        launcher.expected(file, 1, 3)
     assert launcher.expected(file, None, 2) == {Role.PREFILL: 1, Role.DECODE: 2}
     del types["prefill"]
     file = cluster_file.read(written(tmp_path, "onprem", available_node_types=types))
     with pytest.raises(ConfigError, match=r"prefill=0: .* pd_prefill of node types"):
         launcher.expected(file, None, None)
+
+
+def test_a_checkout_that_is_not_installed_is_told_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(launcher, "distribution", absent)
+    path = written(tmp_path, "onprem")
+    assert run(["ray-up", str(path)]) == 2
+    assert "pdserve is not installed in" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
