@@ -27,8 +27,8 @@ FIXED_HOSTS = "cluster.ray.provider.FixedHosts"
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """One cluster file. `slots` are those of the hosts that start at once, `most_slots` those of as many hosts
-    as there may be; None where only a start command knows them.
+    """One cluster file. `slots` are those of the hosts that start at once, `most_slots` those of as many as
+    there may be; None where only a start command knows them.
 
     `head` and `workers` are the addresses of hosts that were there before and stay; None and none for
     machines that are made and ended by a cloud.

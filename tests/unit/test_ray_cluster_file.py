@@ -63,9 +63,9 @@ def test_an_engine_for_every_slot_unless_told_otherwise(tmp_path: Path) -> None:
     file = cluster_file.read(written(tmp_path, "onprem", available_node_types=types))
     assert launcher.expected(file, None, None) == {Role.PREFILL: 1, Role.DECODE: 6}
     with pytest.raises(
-        ConfigError, match=r"decode=3: at most 2 are allowed; slots are .* pd_decode"
+        ConfigError, match=r"decode=9: at most 8 are allowed; slots are .* pd_decode"
     ):
-        launcher.expected(file, 1, 3)
+        launcher.expected(file, 1, 9)
     assert launcher.expected(file, None, 2) == {Role.PREFILL: 1, Role.DECODE: 2}
     del types["prefill"]
     file = cluster_file.read(written(tmp_path, "onprem", available_node_types=types))
