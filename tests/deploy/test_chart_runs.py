@@ -147,7 +147,6 @@ def test_a_rolling_restart_of_decode_engines_loses_no_request(release: Release) 
     assert took_s < 20 + 30, "it went before its grace was over"
 
 
-@pytest.mark.long
 def test_a_lost_head_comes_back_and_clients_are_told_503_meanwhile(release: Release) -> None:
     """As the chart's README says: engines end, balancers stay, everything starts again by itself."""
     kubelet = release.kubelet
