@@ -86,19 +86,27 @@ def report(base_url: str, snapshot: Snapshot, found: Sequence[Finding]) -> Itera
 
 
 def pools_table(snapshot: Snapshot) -> Table:
-    """One row per engine: its pages by state, their sum checked against the pool."""
+    """One row per engine: its pages by state, their sum checked against the pool.
+
+    States that no page is in anywhere are left out, for a terminal of 80 columns.
+    """
+    engines = sorted(snapshot["engines"], key=lambda e: (e["role"] != "prefill", e["worker"]))
+    known = [engine for engine in engines if engine["answered"]]
+    states = [s for s in _STATES if s == "free" or any(e["pages"].get(s) for e in known)]
+    orphans = ["orphans"] if any(e["num_orphan_pages"] for e in known) else []
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("engine", "state", "transport"):
         table.add_column(title, no_wrap=True)
-    for title in ("rooms", *_STATES, "sum", "orphans"):
+    for title in ("rooms", *states, "sum", *orphans):
         table.add_column(title, justify="right")
-    engines = sorted(snapshot["engines"], key=lambda e: (e["role"] != "prefill", e["worker"]))
     for engine in engines:
-        table.add_row(*_pool_cells(engine))
+        table.add_row(*_pool_cells(engine, states, bool(orphans)))
     return table
 
 
-def _pool_cells(engine: Mapping[str, Any]) -> tuple[str, ...]:
+def _pool_cells(
+    engine: Mapping[str, Any], states: Sequence[str], with_orphans: bool
+) -> tuple[str, ...]:
     name = f"{engine['worker']}@{engine['incarnation'][:_SHORT]}"
     transport = engine["transfer"]["transport"]
     if not engine["answered"]:
@@ -106,9 +114,9 @@ def _pool_cells(engine: Mapping[str, Any]) -> tuple[str, ...]:
     pages, num_pages = engine["pages"], engine["num_pages"]
     total = sum(pages.values())
     checked = f"{total} ok" if total == num_pages else f"{total} of {num_pages}!"
-    counts = [str(pages.get(state, 0)) for state in _STATES]
-    rooms, orphans = str(engine["num_rooms"]), str(engine["num_orphan_pages"])
-    return name, engine["state"], transport, rooms, *counts, checked, orphans
+    counts = [str(pages.get(state, 0)) for state in states]
+    orphans = (str(engine["num_orphan_pages"]),) if with_orphans else ()
+    return name, engine["state"], transport, str(engine["num_rooms"]), *counts, checked, *orphans
 
 
 def longest_waits(snapshot: Snapshot) -> list[tuple[str, Mapping[str, Any]]]:

@@ -1,5 +1,6 @@
 """The files of a Hugging Face model folder, and whether they are all there. No tensors here."""
 
+import os
 from pathlib import Path
 
 from bootstrap.errors import ConfigError
@@ -11,7 +12,9 @@ WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
 
 
 def check_folder(folder: Path) -> Path:
-    """`folder` itself, if it holds a config, safetensors and a tokenizer; else ConfigError."""
+    """`folder` itself, if it holds a config, safetensors and a tokenizer to read; else ConfigError."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise ConfigError(f"model={str(folder)!r}: {_closed()}")
     names = {path.name for path in folder.iterdir()}
     if WEIGHTS_FILE not in names and WEIGHTS_INDEX_FILE not in names:
         raise ConfigError(f"model={str(folder)!r}: {_why_no_weights(names)}")
@@ -21,7 +24,14 @@ def check_folder(folder: Path) -> Path:
                 f"model={str(folder)!r}: {name} is missing; save the model and its tokenizer there "
                 "with transformers' save_pretrained"
             )
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".json", ".safetensors") and not os.access(path, os.R_OK):
+            raise ConfigError(f"model={str(folder)!r}: {path.name}: {_closed()}")
     return folder
+
+
+def _closed() -> str:
+    return f"user {os.getuid()} may not read it: chmod it, or run as its owner"
 
 
 def _why_no_weights(names: set[str]) -> str:

@@ -66,8 +66,10 @@ def test_a_sound_cluster_is_told_by_its_pools(
     assert lines[-1] == "nothing is wrong"
     rows = [line.split() for line in lines if "@000000" in line]
     assert rows[0][:5] == ["p@000000", "ready", "memfd", "0", "64"]
-    assert rows[0][-3:] == ["64", "ok", "0"]
+    assert rows[0][-2:] == ["64", "ok"]
     assert [row[0] for row in rows] == ["p@000000", "d@000000"]
+    (header,) = [line.split() for line in lines if line.startswith("engine ")]
+    assert header == ["engine", "state", "transport", "rooms", "free", "sum"], "no empty states"
 
 
 def test_what_is_wrong_is_one_line_each_and_the_exit_code(
@@ -84,6 +86,8 @@ def test_what_is_wrong_is_one_line_each_and_the_exit_code(
     assert any("d does not answer" in line for line in wrong)
     assert any("p holds 3 pages of no room (00000005)" in line for line in wrong)
     assert all("It matters because" in line and "Next: " in line for line in wrong)
+    (header,) = [line.split() for line in lines if line.startswith("engine ")]
+    assert header[-3:] == ["in_use", "sum", "orphans"]
     assert any(line.split()[:2] == ["d@000000", "no"] for line in lines)
     assert any(line.split()[:5] == ["20.0", "s", "p", "00000001", "r1"] for line in lines)
 

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,14 @@ def test_folders_that_cannot_be_served_say_what_to_do(tmp_path, files, words):
 def test_names_that_are_nothing_say_what_is_allowed(spec):
     with pytest.raises(ConfigError, match="no such folder; allowed are 'demo', a Hugging Face"):
         resolve_model(spec)
+
+
+@pytest.mark.parametrize("closed", ["model.safetensors", "tokenizer.json"])
+def test_what_this_user_may_not_read_is_told_before_an_engine_tries(tmp_path, monkeypatch, closed):
+    folder = make_tiny_model(tmp_path / "model")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != closed)  # root may all
+    with pytest.raises(ConfigError, match=f"model='.*': {closed}: user .* may not read it: chmod"):
+        resolve_model(str(folder))
 
 
 def test_a_file_is_no_model(tmp_path):
