@@ -27,12 +27,13 @@ ARG TORCH
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
-COPY pyproject.toml README.md ./
+COPY pyproject.toml ./
 # The largest first, in a layer that outlives changes of the code; torch as pyproject.toml allows it.
 RUN python3 -m venv /opt/pdserve \
  && torch="$(sed -n 's/^ *"\(torch[^"]*\)",$/\1/p' pyproject.toml)" \
  && pip install --no-cache-dir "ray[default]==${RAY_VERSION}" "${TORCH:-$torch}"
 # Nodes of one cluster must agree on Ray and Python: no later step may change the former.
+COPY README.md ./
 COPY bootstrap bootstrap
 COPY kv_transfer kv_transfer
 COPY engine engine

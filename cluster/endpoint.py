@@ -35,16 +35,14 @@ def key_header() -> dict[str, str]:
 def admin_header(url: str) -> dict[str, str]:
     """The header that shows an administrator's key to `url`, for `/debug/`.
 
-    The key is the first of the file that this user's own `up` there reads, else of the one that the
-    environment names, else the user's API key. Raises ConfigError for a named file that holds none.
+    The first of the file that this user's own `up` there reads; for any other `url` of the file that the
+    environment names; where there is no such file the user's API key. Raises ConfigError for a file that
+    holds none.
     """
     own = runtime.running_at(url)
-    if own is not None and own.admin_key_file is not None:
-        try:
-            return _header(_first_key(own.admin_key_file))
-        except ConfigError:  # another user's file, perhaps
-            return key_header()
     named = os.environ.get(ADMIN_FILE_VARIABLE)
+    if own is not None:
+        named = own.admin_key_file
     return _header(_first_key(named)) if named else key_header()
 
 
@@ -57,9 +55,9 @@ def _first_key(path: str) -> str:
         keys = keys_in(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a text in UTF-8"
-        raise ConfigError(f"{ADMIN_FILE_VARIABLE}={path!r}: {why}") from None
+        raise ConfigError(f"administrators' keys: {path!r}: {why}") from None
     if not keys:
-        raise ConfigError(f"{ADMIN_FILE_VARIABLE}={path!r}: holds no key")
+        raise ConfigError(f"administrators' keys: {path!r}: holds no key")
     return keys[0]
 
 

@@ -58,8 +58,9 @@ class RunningCluster:
         self._model_dir = str(model_dir)
         self._folder = folder
         self._secret_file = settings.secret_file or folder.write_secret("secret")
-        self.admin_key_file = settings.admin_key_file
-        if self.admin_key_file is None and settings.endpoint and not is_loopback(settings.host):
+        given = settings.admin_key_file
+        self.admin_key_file = None if given is None else str(Path(given).absolute())
+        if given is None and settings.endpoint and not is_loopback(settings.host):
             # What `/debug/` shows is not for everybody who reaches the endpoint, but for who runs it.
             self.admin_key_file = folder.write_secret("admin-key")
         self._balancer: BalancerChild | None = None

@@ -39,9 +39,7 @@ def top(url: str | None, once: bool) -> int:
     """Show the cluster until Ctrl-C, or `once`; raises RemoteFault when it cannot begin."""
     base_url = choose_url(url)
     console = Console()
-    with httpx.Client(
-        base_url=base_url, headers=admin_header(base_url), timeout=_TIMEOUT
-    ) as client:
+    with httpx.Client(base_url=base_url, timeout=_TIMEOUT) as client:
         if once or not console.is_terminal:
             console.print(screen(base_url, next(events(client))))
             return 0
@@ -57,7 +55,10 @@ def top(url: str | None, once: bool) -> int:
 def events(client: httpx.Client) -> Iterator[Facts]:
     """What the balancer tells, each second; raises RemoteFault when it does not or ends."""
     try:
-        with client.stream("GET", "/debug/live") as response:
+        headers = admin_header(
+            str(client.base_url).rstrip("/")
+        )  # again: a new `up` may have another key
+        with client.stream("GET", "/debug/live", headers=headers) as response:
             if response.status_code != httpx.codes.OK:
                 said = json.loads(response.read())["error"]["message"]
                 raise RemoteFault(f"{client.base_url}: {response.status_code}: {said}")

@@ -25,8 +25,10 @@ def check_folder(folder: Path) -> Path:
                 "with transformers' save_pretrained"
             )
     for path in sorted(folder.iterdir()):
-        if path.suffix in (".json", ".safetensors") and not os.access(path, os.R_OK):
-            raise ConfigError(f"model={str(folder)!r}: {path.name}: {_closed()}")
+        if path.suffix not in (".json", ".safetensors") or os.access(path, os.R_OK):
+            continue
+        why = _closed() if path.exists() else f"a link to {os.readlink(path)}, which is not there"
+        raise ConfigError(f"model={str(folder)!r}: {path.name}: {why}")
     return folder
 
 

@@ -29,7 +29,7 @@ def uniform(seed: int, position: int) -> float:
 
 @torch.inference_mode()
 def sample(logits: torch.Tensor, wanted: Sequence[SampleAt]) -> list[SampledToken | RowFault]:
-    """One outcome per row of float32 [len(wanted), vocab].
+    """One outcome per row of [len(wanted), vocab], float32 or float64.
 
     Log probabilities are those of the model's own distribution: before bias, penalties, grammar,
     temperature and filters. A row with NaN or infinity becomes a fault and leaves the others alone.

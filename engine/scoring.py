@@ -18,7 +18,7 @@ def score(
 ) -> tuple[TokenLogprobs, ...] | None:
     """The log probability of `token_ids[i]` after `hidden[i]`, with `num_logprobs` alternatives.
 
-    `logits_of` turns [rows, hidden] into float32 [rows, vocab]. None when logits are not finite.
+    `logits_of` turns [rows, hidden] into [rows, vocab]. None when logits are not finite.
     """
     scored: list[TokenLogprobs] = []
     for first in range(0, len(token_ids), _ROWS_AT_ONCE):

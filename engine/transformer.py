@@ -46,10 +46,11 @@ class Transformer:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 logits [rows, vocab] of the token after each of [rows, hidden]."""
+        """Logits [rows, vocab] of the token after each of [rows, hidden], in float32 or float64."""
         weights = self._weights
         x = rms_norm(hidden, hidden.shape[-1:], weights.norm, self._config.rms_norm_eps)
-        return project(x, weights.head, None).float()
+        logits = project(x, weights.head, None)
+        return logits if logits.dtype == torch.float64 else logits.float()
 
     def _attend(
         self,

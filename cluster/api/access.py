@@ -65,9 +65,16 @@ class Keys:
                 return self._admin_refusal(path, given)
             if not (self.local and direct):
                 return ApiError(403, _NOT_LOCAL, code="forbidden")
-        if self.clients is None or (given is not None and self.clients.allows(given)):
+        if self.clients is None or self._knows(given):
             return None
         return _unauthorized(given)
+
+    def _knows(self, given: str | None) -> bool:
+        """Administrators may ask what clients may."""
+        if given is None:
+            return False
+        asked = [keys.allows(given) for keys in (self.clients, self.admins) if keys is not None]
+        return any(asked)
 
     def _admin_refusal(self, path: str, given: str | None) -> ApiError | None:
         if self.admins is None:

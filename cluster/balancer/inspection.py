@@ -33,7 +33,6 @@ class EngineLedger:
 class _Asked:
     peer: Peer
     room: bytes | None
-    deadline_s: float
     began_at: float = field(default_factory=time.monotonic)
     reports: list[LedgerReport] = field(default_factory=list)
 
@@ -49,11 +48,9 @@ class LedgerAsks:
         self._post = post
         self._waiting: dict[tuple[bytes, WorkerRef], asyncio.Future[LedgerReport | str]] = {}
 
-    async def ask_all(
-        self, peers: Iterable[Peer], room: bytes | None = None, deadline_s: float = DEADLINE_S
-    ) -> list[EngineLedger]:
+    async def ask_all(self, peers: Iterable[Peer], room: bytes | None = None) -> list[EngineLedger]:
         """The ledgers of `peers` in their order, or of one `room` in each of them."""
-        return await asyncio.gather(*(self._ask(_Asked(peer, room, deadline_s)) for peer in peers))
+        return await asyncio.gather(*(self._ask(_Asked(peer, room)) for peer in peers))
 
     def answered(self, sender: Peer, report: LedgerReport) -> None:
         """An engine's report; one that nobody waits for is dropped."""
@@ -98,9 +95,9 @@ class LedgerAsks:
         after = asked.rooms[-1].room if asked.rooms else b""
         try:
             self._post(asked.peer, AskLedger(command, after, asked.room))
-            left_s = asked.began_at + asked.deadline_s - time.monotonic()
+            left_s = asked.began_at + DEADLINE_S - time.monotonic()
             return await asyncio.wait_for(future, max(0.0, left_s))
         except asyncio.TimeoutError:
-            return f"no answer within {asked.deadline_s:g} s"
+            return f"no answer within {DEADLINE_S:g} s"
         finally:
             self._waiting.pop(key, None)

@@ -28,7 +28,7 @@ FIXED_HOSTS = "cluster.ray.provider.FixedHosts"
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
     """One cluster file. `slots` are those of the hosts that start at once, `most_slots` those of as many as
-    there may be; None where only a start command knows them.
+    there may be; None where only a start command, or nobody, knows them.
 
     `head` and `workers` are the addresses of hosts that were there before and stay; None and none for
     machines that are made and ended by a cloud.
@@ -82,7 +82,7 @@ def read(path: Path) -> ClusterFile:
         head=head,
         workers=workers,
         slots=_slots(content, "min_workers", 0),
-        most_slots=_slots(content, "max_workers", content.get("max_workers", 0)),
+        most_slots=_slots(content, "max_workers", content.get("max_workers")),
         secret=_synced(content, path.parent, SECRET),
         ray_token=_synced(content, path.parent, RAY_TOKEN),
         ssh=SshLogin(
@@ -119,16 +119,19 @@ def _addresses(name: str, node_type: Any) -> list[str]:
         raise ConfigError(f"available_node_types.{name}.node_config: `ips` is needed") from None
 
 
-def _slots(content: dict[str, Any], count_key: str, default: Any) -> dict[Role, int] | None:
-    """Of the head and of as many workers of each type as its `count_key` says."""
+def _slots(content: dict[str, Any], count_key: str, default: int | None) -> dict[Role, int] | None:
+    """Of the head and of as many workers of each type as its `count_key` says; None for no limit."""
     if "available_node_types" not in content:
         return None
     found = dict.fromkeys(SLOTS, 0)
     for name, node_type in _mapping(content, "available_node_types").items():
         is_head = name == content.get("head_node_type")
-        count = 1 if is_head else node_type.get(count_key, default)
+        count = node_type.get(count_key, 0 if is_head else default)
+        if count is None:
+            return None
         for role, resource in SLOTS.items():
-            found[role] += count * (node_type.get("resources") or {}).get(resource, 0)
+            offered = (node_type.get("resources") or {}).get(resource, 0)
+            found[role] += (is_head + count) * offered
     return found
 
 

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, distribution
 
 from bootstrap.errors import ConfigError, RemoteFault
 from bootstrap.identity import Role
@@ -19,7 +18,7 @@ from cluster.placement import SLOTS
 from cluster.progress import Progress
 from cluster.ray import launch_log, notes
 from cluster.ray.cluster_file import FIXED_HOSTS, RAY_TOKEN, ClusterFile
-from cluster.ray.remote import Ended, RayCli, ssh
+from cluster.ray.remote import Ended, RayCli, run, ssh
 from cluster.ray.telling import failure, said, told
 
 EXIT_FAILED = 1
@@ -83,16 +82,15 @@ def ray_down(file: ClusterFile) -> int:
 
 
 def _check_installed(file: ClusterFile) -> None:
-    """Ray's own programs import the provider, from wherever they run."""
+    """Ray's own program must find the provider from where it runs: a mere checkout does not do."""
     if not file.has_own_provider:
         return
-    try:
-        distribution("pdserve")
-    except PackageNotFoundError:
+    look = f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({__package__!r}))"
+    if run([sys.executable, "-c", look], ASK_TIMEOUT_S, folder=file.path.parent).code != 0:
         raise ConfigError(
             f"provider.module={FIXED_HOSTS!r}: Ray cannot import it, as pdserve is not installed in"
             f" {sys.executable}: pip install it there"
-        ) from None
+        )
 
 
 def make_secrets(file: ClusterFile) -> None:

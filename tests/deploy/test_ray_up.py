@@ -25,6 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 NAMES = ("ctl", "head", "prefill0", "decode0")
 UP_S = 400
 BACK_S = 300.0
+KV_BYTES_PER_TOKEN = (
+    2 * 3 * 2 * 16 * 4
+)  # keys and values, layers, heads, width, bytes: of the tiny model
 PROMPT = "the rain in the north and the sun in the east " * 12
 FLAGS = ("--model", MODEL, "--host", "0.0.0.0", "--start-timeout-s", str(UP_S))
 # A host without power is noticed within seconds, not half a minute, and the autoscaler looks more often.
@@ -161,10 +164,10 @@ def test_three_hosts_from_nothing_to_serving_through_a_loss_and_back_to_nothing(
     second = launch(hosts, *up)
     assert second.returncode == 0
     assert "2 engines serve already: nothing to do" in second.stdout
-    other = launch(hosts, *up, "--decode", "2")
+    other = launch(hosts, *up, "--num-blocks", "99")
     assert other.returncode == 2
-    assert "--decode=1" in other.stdout
-    assert "--decode=2" in other.stdout
+    assert "--num-blocks=99" in other.stdout
+    assert "not `pdserve up" in other.stdout
 
     lose_and_regain(hosts, up, answer)
 
@@ -201,13 +204,11 @@ def check_that_pages_cross(hosts: SimulatedHosts) -> str:
     written, received = written_bytes(hosts), received_bytes(hosts["decode0"])
     response = ask(hosts)
     assert response.status_code == 200
-    assert response.json()["usage"]["completion_tokens"] == 16
-
-    def moved() -> float:
-        so_far = written_bytes(hosts) - written
-        return so_far if so_far >= 100_000 else 0
-
-    num_bytes = wait_for(moved, 30, "all bytes written, and told by a heartbeat")
+    usage = response.json()["usage"]
+    assert usage["completion_tokens"] == 16
+    num_bytes = usage["prompt_tokens"] * KV_BYTES_PER_TOKEN
+    assert num_bytes > 100_000
+    wait_for(lambda: written_bytes(hosts) - written >= num_bytes, 30, "the heartbeat after it")
     # No memory is shared between the hosts: all of it came by TCP.
     assert received_bytes(hosts["decode0"]) - received >= num_bytes
     text: str = response.json()["choices"][0]["text"]

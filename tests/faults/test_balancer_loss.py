@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.balancer import inspection
 from tests.faults.real_clients import ANSWERED, CUT, Answer, Clients, Shape
 from tests.support.balancer_process import BalancerProcess
 from tests.support.process_cluster import MODEL_NAME, ProcessCluster
@@ -170,9 +171,13 @@ def test_streams_of_a_balancer_that_was_not_heard_go_on(
 
 
 def test_dispatches_that_waited_while_their_balancer_died_hold_nothing(
-    cluster: ProcessCluster, balancers: tuple[BalancerProcess, BalancerProcess]
+    cluster: ProcessCluster,
+    balancers: tuple[BalancerProcess, BalancerProcess],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, two = balancers
+    # Looking again must not wait for the stopped engine until its lease is over.
+    monkeypatch.setattr(inspection, "DEADLINE_S", 0.2)
     cluster.signal("p0", signal.SIGSTOP)
     try:
         clients = Clients(two.url)

@@ -38,9 +38,18 @@ def test_an_up_without_administrators_is_asked_with_the_users_key() -> None:
     assert admin_header(URL) == shows("of-a-client")
 
 
-def test_a_key_file_of_ones_own_up_that_one_may_not_read_is_no_reason_to_give_up() -> None:
-    RuntimeFolder.create().write_record(URL, "m", 0.0, "/nowhere/admins")
+def test_an_up_without_administrators_is_no_matter_of_a_named_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RuntimeFolder.create().write_record(URL, "m", 0.0)
+    monkeypatch.setenv(ADMIN_FILE_VARIABLE, str(tmp_path / "nowhere"))
     assert admin_header(URL) == shows("of-a-client")
+
+
+def test_a_file_of_ones_own_up_that_is_gone_is_told() -> None:
+    RuntimeFolder.create().write_record(URL, "m", 0.0, "/nowhere/admins")
+    with pytest.raises(ConfigError, match="administrators' keys: '/nowhere/admins': No such file"):
+        admin_header(URL)
 
 
 def test_the_first_key_of_the_named_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,5 +70,5 @@ def test_a_named_file_without_a_key_is_told(
     if content is not None:
         path.write_bytes(content)
     monkeypatch.setenv(ADMIN_FILE_VARIABLE, str(path))
-    with pytest.raises(ConfigError, match=f"{ADMIN_FILE_VARIABLE}=.*{why}"):
+    with pytest.raises(ConfigError, match=f"administrators' keys: .*{why}"):
         admin_header(URL)

@@ -73,6 +73,13 @@ def test_what_this_user_may_not_read_is_told_before_an_engine_tries(tmp_path, mo
         resolve_model(str(folder))
 
 
+def test_a_link_that_leads_nowhere_is_told(tmp_path):
+    folder = make_tiny_model(tmp_path / "model")
+    (folder / "vocab.json").symlink_to("../blobs/none")
+    with pytest.raises(ConfigError, match=r"vocab\.json: a link to \.\./blobs/none, which is not"):
+        resolve_model(str(folder))
+
+
 def test_a_file_is_no_model(tmp_path):
     (tmp_path / "m.gguf").touch()
     with pytest.raises(ConfigError, match="a file; allowed are"):

@@ -14,7 +14,7 @@ from engine.loader import load_model
 from engine.rope import inverse_frequencies
 from engine.runner import ModelRunner
 from engine.solo import SoloEngine
-from engine.step import SequenceChunk
+from engine.step import SampleAt, SequenceChunk
 from tests.support.tiny_model import VOCAB_SIZE, make_tiny_model
 
 BLOCK = 8
@@ -209,21 +209,26 @@ def test_inverse_frequencies_equal_transformers(models, name):
     assert factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
 
 
-def own_kv(loaded, company):
-    """What one token writes in a step with so many others; [kv heads, ...] of its page."""
+def first_of(loaded, company):
+    """What one token writes in a step with so many others, and the log probability of its successor."""
     layout = layout_for(loaded.config, loaded.dtype, BLOCK, 64)
     arena = torch.zeros(layout.shape, dtype=torch_dtype(loaded.dtype))
     runner = ModelRunner(loaded, layout, arena)
-    runner.step([SequenceChunk([5 + i], start=0, pages=[i]) for i in range(1 + company)])
-    return arena[0].clone()
+    wanted = SampleAt(greedy(1), position=0)
+    results = runner.step(
+        [SequenceChunk([5 + i], start=0, pages=[i], sample=wanted) for i in range(1 + company)]
+    )
+    return arena[0].clone(), results[0].logprob
 
 
 def test_in_float64_company_moves_nothing_that_a_draw_could_see(models):
     loaded = load_model(models.folder("llama"), "float64", "cpu")
-    alone = own_kv(loaded, 0)
-    assert alone.abs().max() > 0.1
+    kv, logprob = first_of(loaded, 0)
+    assert kv.abs().max() > 0.1
     for company in (1, 2, 5, 30):
-        assert (own_kv(loaded, company) - alone).abs().max() < 1e-12
+        other_kv, other_logprob = first_of(loaded, company)
+        assert (other_kv - kv).abs().max() < 1e-12
+        assert abs(other_logprob - logprob) < 1e-12
 
 
 def test_float64_stays_close_to_float32(models):

@@ -1,7 +1,7 @@
 """Cluster files: what they promise, what they must have, and how `up`'s settings travel to the head."""
 
 import stat
-from importlib.metadata import PackageNotFoundError
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,17 @@ def test_an_engine_for_every_slot_unless_told_otherwise(tmp_path: Path) -> None:
     ):
         launcher.expected(file, 1, 9)
     assert launcher.expected(file, None, 2) == {Role.PREFILL: 1, Role.DECODE: 2}
+    types["head"] |= {"resources": {"pd_decode": 1}, "max_workers": 2}  # workers of the head's kind
+    file = cluster_file.read(written(tmp_path, "onprem", available_node_types=types))
+    assert file.most_slots == {Role.PREFILL: 1, Role.DECODE: 11}
+    del types["decode"]["max_workers"]  # then the whole file's is the limit
+    file = cluster_file.read(written(tmp_path, "onprem", available_node_types=types))
+    assert file.most_slots == {Role.PREFILL: 1, Role.DECODE: 7}
+    file = cluster_file.read(
+        written(tmp_path, "onprem", available_node_types=types, max_workers=None)
+    )
+    assert file.most_slots is None
+    assert launcher.expected(file, 1, 30) == {Role.PREFILL: 1, Role.DECODE: 30}
     del types["prefill"]
     file = cluster_file.read(written(tmp_path, "onprem", available_node_types=types))
     with pytest.raises(ConfigError, match=r"prefill=0: .* pd_prefill of node types"):
@@ -76,13 +87,12 @@ def test_an_engine_for_every_slot_unless_told_otherwise(tmp_path: Path) -> None:
 def test_a_checkout_that_is_not_installed_is_told_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def absent(name: str) -> None:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(launcher, "distribution", absent)
+    bare = Path(sys.base_prefix) / "bin" / "python3"  # without what the environment has
+    monkeypatch.setattr(sys, "executable", str(bare))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     path = written(tmp_path, "onprem")
     assert run(["ray-up", str(path)]) == 2
-    assert "pdserve is not installed in" in capsys.readouterr().err
+    assert f"pdserve is not installed in {bare}" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [path]
 
 
