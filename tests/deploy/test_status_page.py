@@ -139,10 +139,13 @@ def test_top_says_when_nobody_answers(capsys):
     assert "127.0.0.1:9" in capsys.readouterr().err
 
 
-def test_an_administrators_key_is_asked_for(browser, cluster, model_dir, tmp_path):
-    keys = tmp_path / "admins"
+def test_an_administrators_key_is_asked_for_and_asks_the_model_too(
+    browser, cluster, model_dir, tmp_path
+):
+    keys, clients = tmp_path / "admins", tmp_path / "clients"
     keys.write_text("the-key\n")
-    settings = {"admin_key_file": str(keys)}
+    clients.write_text("another\n")
+    settings = {"admin_key_file": str(keys), "api_key_file": str(clients)}
     with HttpBalancer(cluster.service.endpoint, model_dir, MODEL_NAME, **settings) as balancer:
         page = browser.new_page()
         page.goto(f"{balancer.url}/dashboard")
@@ -152,6 +155,10 @@ def test_an_administrators_key_is_asked_for(browser, cluster, model_dir, tmp_pat
         key.fill("the-key")
         page.keyboard.press("Enter")
         expect(page.locator("#prefill li")).to_have_count(1, timeout=10 * SECONDS)
+        page.locator("#limit").fill("8")
+        page.locator("#ask").click()
+        answered = expect(page.locator("#answer-facts"))
+        answered.to_contain_text("output tokens", timeout=30 * SECONDS)
         page.close()
 
 
