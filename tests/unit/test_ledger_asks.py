@@ -34,11 +34,13 @@ def asked(answer: Answer, *, room: bytes | None = None, deadline_s: float = 5.0)
                 asyncio.get_running_loop().call_soon(asks.answered, peer, said)
 
         asks = LedgerAsks(post)
-        ledgers = await asks.ask_all([P, D], room, deadline_s)
+        ledgers = await asks.ask_all([P, D], room)
         assert not asks._waiting
         return ledgers
 
-    return asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspection, "DEADLINE_S", deadline_s)
+        return asyncio.run(run())
 
 
 def test_rooms_are_read_page_by_page() -> None:
