@@ -170,7 +170,7 @@ pdserve runs {cluster.model_name} without an endpoint; load balancers find it at
 Ctrl-C ends everything.
 """
     body = (
-        f'{{"model": "{cluster.model_name}",'
+        f'{{"model": "{cluster.model_name}", "temperature": 0,'
         ' "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     )
     made_key = cluster.admin_key_file if settings.admin_key_file is None else None
