@@ -55,9 +55,8 @@ def top(url: str | None, once: bool) -> int:
 def events(client: httpx.Client) -> Iterator[Facts]:
     """What the balancer tells, each second; raises RemoteFault when it does not or ends."""
     try:
-        headers = admin_header(
-            str(client.base_url).rstrip("/")
-        )  # again: a new `up` may have another key
+        # Asked for each time: a new `up` may have another key.
+        headers = admin_header(str(client.base_url).rstrip("/"))
         with client.stream("GET", "/debug/live", headers=headers) as response:
             if response.status_code != httpx.codes.OK:
                 said = json.loads(response.read())["error"]["message"]

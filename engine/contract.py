@@ -1,25 +1,21 @@
 """From a model to the shape of its arena and to the KV contract it is paired by."""
 
 from bootstrap.contract import KVContract
-from bootstrap.errors import ConfigError
+from engine.arena import torch_dtype
 from engine.config import ModelConfig
 from engine.loader import LoadedModel
 from kv_transfer.layout import KVLayout
 
-ITEMSIZE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
-
 
 def layout_for(config: ModelConfig, dtype: str, block_size: int, num_blocks: int) -> KVLayout:
     """The arena of one engine; `dtype` is the KV cache's."""
-    if dtype not in ITEMSIZE_BYTES:
-        raise ConfigError(f"dtype={dtype!r}: allowed are {', '.join(ITEMSIZE_BYTES)}")
     return KVLayout(
         num_blocks=num_blocks,
         num_kv_heads=config.num_kv_heads,
         num_layers=config.num_layers,
         block_size=block_size,
         head_dim=config.head_dim,
-        itemsize=ITEMSIZE_BYTES[dtype],
+        itemsize=torch_dtype(dtype).itemsize,
     )
 
 
