@@ -30,6 +30,8 @@ _PRIVATE = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     # Ray would run workers at nice 15, so that any other program on the machine starves the engines.
     "RAY_worker_niceness": "0",
+    # How long the cause of a death may take to be known before Ray says only that one happened.
+    "RAY_timeout_ms_task_wait_for_death_info": "10000",
 }
 
 

@@ -87,6 +87,7 @@ readinessProbe:
   exec:
     command: [grep, -q, ':1BBC .* 0A ', /proc/net/tcp, /proc/net/tcp6]
   periodSeconds: 5
+  timeoutSeconds: 5
   failureThreshold: 3
 livenessProbe:
   exec:
