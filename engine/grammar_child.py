@@ -16,12 +16,11 @@ from llguidance import LLMatcher, LLTokenizer
 
 from bootstrap.sampling import GrammarSpec
 from engine.grammar import BadGrammar, compilable_text, parser_limits
-from engine.grammar_probe import READY
+from engine.grammar_probe import CPU_S, READY, WALL_S
 
 MEMORY_BYTES = 2 << 30
 STACK_BYTES = 1 << 20  # an eighth of what serving threads have
 NICENESS = 10  # a grammar must not slow the tokens of others
-MAX_ANSWER_S = 10  # then this process dies, also when nobody is left to kill it
 NUM_MASKS = 32  # a walk into the grammar, whose first masks build most of its lexer
 
 
@@ -60,11 +59,14 @@ def _serve(tokenizer_path: str) -> None:
     answers.write(READY)
     answers.flush()
     for line in sys.stdin.buffer:
-        signal.alarm(MAX_ANSWER_S)
+        # Either signal ends this process, also when nobody is left to kill it.
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        signal.setitimer(signal.ITIMER_REAL, WALL_S)
         spec = msgspec.json.decode(line, type=GrammarSpec)
         answers.write(msgspec.json.encode(problem_with(spec, tokenizer)) + b"\n")
         answers.flush()
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
 """Whether a grammar compiles, found out in a child process that may hang or crash.
 
 A few lines of a client's text can keep llguidance busy for hours or overflow its stack, and neither can
-be stopped within a process. The child gets a time limit, a memory limit and a small stack; what passes
-there is safe to compile elsewhere.
+be stopped within a process. The child gets a limit of computing time, a memory limit and a small stack;
+what passes there is safe to compile elsewhere. What takes long because the machine is busy is not the
+grammar's fault: then there is no verdict.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,14 +17,20 @@ from pathlib import Path
 
 import msgspec
 
-from bootstrap.errors import ConfigError
+from bootstrap.errors import ConfigError, RemoteFault
 from bootstrap.sampling import GrammarSpec
 from engine.grammar import MAX_TEXT_CHARS
 
-TIMEOUT_S = 3.0
+CPU_S = 3.0
+WALL_S = 20.0  # a child that got no computing time until then gets no more
 START_TIMEOUT_S = 60.0
 READY = b"ready\n"
 MAX_REMEMBERED = 256
+_ENDED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGALRM, -signal.SIGTERM)
+
+
+class GrammarUnchecked(RemoteFault):
+    """A grammar that may be sound but cannot be checked now; another try may."""
 
 
 class GrammarProbe:
@@ -31,25 +39,24 @@ class GrammarProbe:
     With a tokenizer.json of `tokenizer_path` first masks are computed too. Close it: the child ends.
     """
 
-    def __init__(self, tokenizer_path: Path | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, tokenizer_path: Path | None = None) -> None:
         self._tokenizer_path = tokenizer_path
-        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._verdicts: OrderedDict[GrammarSpec, str | None] = OrderedDict()
 
     def verdict(self, spec: GrammarSpec) -> str | None:
-        """What is wrong with `spec`, or None. Takes milliseconds; `timeout_s` at most, once it runs."""
+        """What is wrong with `spec`, or None; raises GrammarUnchecked. Takes milliseconds; a hostile one
+        CPU_S of computing.
+        """
         if len(spec.text) > MAX_TEXT_CHARS:
             return f"{len(spec.text)} characters; allowed are {MAX_TEXT_CHARS}"
         with self._lock:
             if spec in self._verdicts:
                 self._verdicts.move_to_end(spec)
                 return self._verdicts[spec]
-            verdict = self._ask(spec)
-            if not self._closed:
-                self._verdicts[spec] = verdict
+            verdict = self._verdicts[spec] = self._ask(spec)
             if len(self._verdicts) > MAX_REMEMBERED:
                 self._verdicts.popitem(last=False)
             return verdict
@@ -67,25 +74,27 @@ class GrammarProbe:
 
     def _ask(self, spec: GrammarSpec) -> str | None:
         child = self._running()
-        if child is None:
-            return "grammars cannot be checked here"
-        answer = _exchange(child, msgspec.json.encode(spec) + b"\n", self._timeout_s)
+        answer = _exchange(child, msgspec.json.encode(spec) + b"\n", WALL_S)
         if answer is None:
-            _end(child)
             self._child = None
-            return f"too complex: it needs more than {self._timeout_s:g} s or too much memory"
+            if _end(child) in _ENDED_FROM_OUTSIDE:
+                raise GrammarUnchecked(f"no verdict within {WALL_S:g} s: this machine is too busy")
+            return f"too complex: it needs more than {CPU_S:g} s of computing or too much memory"
         return msgspec.json.decode(answer, type=str) or None
 
-    def _running(self) -> subprocess.Popen[bytes] | None:
-        """The child, ready for a question; None where none can run."""
-        if self._closed:
-            return None
-        if self._child is None:
+    def _running(self) -> "subprocess.Popen[bytes]":
+        """The child, ready for a question; raises GrammarUnchecked where none can run."""
+        if self._child is not None and self._child.poll() is not None:
+            _end(self._child)  # it died while nobody asked
+            self._child = None
+        if self._child is None and not self._closed:
             child = _start(self._tokenizer_path)
             self._child = child
             if self._closed or _exchange(child, b"", START_TIMEOUT_S) != READY:
                 _end(child)
                 self._child = None
+        if self._child is None:
+            raise GrammarUnchecked("the process that checks grammars did not start")
         return self._child
 
 
@@ -121,10 +130,12 @@ def _exchange(child: "subprocess.Popen[bytes]", question: bytes, timeout_s: floa
         timer.cancel()
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
+def _end(child: "subprocess.Popen[bytes]") -> int:
+    """Its exit code, as subprocess has it; that of its own end if it was dying already."""
     child.kill()
-    child.wait()
+    code = child.wait()
     for stream in (child.stdin, child.stdout):
         if stream is not None:
             with suppress(OSError):  # a question that nobody will read
                 stream.close()
+    return code

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bootstrap.sampling import GrammarKind, GrammarSpec
 from cluster.api.errors import ApiError
-from cluster.balancer.grammar_checks import ChecksBusy, GrammarChecks
+from cluster.balancer.grammar_checks import GrammarChecks
 from engine.grammar import MAX_TEXT_CHARS
+from engine.grammar_probe import GrammarUnchecked
 
 MAX_DEPTH = 64
 MAX_NODES = 20_000
@@ -114,8 +115,8 @@ async def check_grammar(checks: GrammarChecks, grammar: GrammarSpec, param: str)
     """Raise ApiError for what is no grammar, or needs too much work to find out."""
     try:
         problem = await checks.problem_with(grammar)
-    except ChecksBusy as error:
-        raise ApiError(503, "Too many grammars wait to be checked.", code="overloaded") from error
+    except GrammarUnchecked as error:
+        raise ApiError(503, f"The grammar was not checked: {error}.", code="overloaded") from error
     if problem is not None:
         is_own = param in ("guided_grammar", "structured_outputs")
         raise _wrong(param, _told(problem, with_position=is_own))

@@ -4,15 +4,10 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bootstrap.errors import RemoteFault
 from bootstrap.sampling import GrammarSpec
-from engine.grammar_probe import GrammarProbe
+from engine.grammar_probe import GrammarProbe, GrammarUnchecked
 
 MAX_WAITING = 64
-
-
-class ChecksBusy(RemoteFault):
-    """Too many grammars wait for their check."""
 
 
 class GrammarChecks:
@@ -24,9 +19,9 @@ class GrammarChecks:
         self._num_waiting = 0
 
     async def problem_with(self, grammar: GrammarSpec) -> str | None:
-        """What is wrong with `grammar`, for who wrote it; raises ChecksBusy."""
+        """What is wrong with `grammar`, for who wrote it; raises GrammarUnchecked."""
         if self._num_waiting >= MAX_WAITING:
-            raise ChecksBusy
+            raise GrammarUnchecked("too many grammars wait to be checked")
         self._num_waiting += 1
         try:
             loop = asyncio.get_running_loop()

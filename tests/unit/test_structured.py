@@ -14,6 +14,7 @@ from cluster.api.structured import (
     check_grammar,
     requested_grammar,
 )
+from cluster.balancer import grammar_checks
 from cluster.balancer.grammar_checks import GrammarChecks
 from tests.support.tiny_model import make_tiny_model
 
@@ -142,6 +143,14 @@ def test_what_is_no_grammar_is_refused(checks, fields):
 def test_what_is_fine_passes(checks, fields):
     spec, param = requested_grammar(StructuredFields.model_validate(fields))
     asyncio.run(check_grammar(checks, spec, param))
+
+
+def test_what_cannot_be_checked_now_is_no_fault_of_the_client(checks, monkeypatch):
+    monkeypatch.setattr(grammar_checks, "MAX_WAITING", 0)
+    spec, param = requested_grammar(StructuredFields.model_validate({"guided_regex": "a"}))
+    with pytest.raises(ApiError, match="too many grammars wait") as caught:
+        asyncio.run(check_grammar(checks, spec, param))
+    assert caught.value.status == 503
 
 
 def test_what_is_wrong_is_told_without_the_machinery(checks):
