@@ -14,7 +14,8 @@ from tests.support.helm_tools import helm, kubectl
 from tests.support.kube_api import KubeApi
 from tests.support.kube_schemas import NEWEST, OLDEST
 
-WAIT = ("--wait", "--timeout", "60s")
+TIMEOUT = ("--timeout", "180s")
+WAIT = ("--wait", *TIMEOUT)
 
 
 class Client:
@@ -41,7 +42,7 @@ class Client:
             input=text,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
         if done.returncode != 0:
@@ -78,7 +79,7 @@ def test_a_release_lives_and_leaves_nothing(api: KubeApi, tmp_path: Path, major:
     after = api.objects("statefulsets")["pd-pdserve-head"]
     assert after["metadata"]["generation"] == before["metadata"]["generation"]
 
-    client.helm("test", "pd", "--timeout", "60s")
+    client.helm("test", "pd", *TIMEOUT)
     assert list(api.objects("pods")) == ["pd-pdserve-test"]
 
     client.helm("rollback", "pd", "1", *WAIT)

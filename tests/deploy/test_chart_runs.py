@@ -30,13 +30,14 @@ BALANCER, DECODE, HEAD, PREFILL = (
     f"pd-pdserve-{role}" for role in ("balancer", "decode", "head", "prefill")
 )
 START_S = 240.0  # on a machine that does much else
+ANSWER_S = 60.0
 BODY = {"model": "tiny", "prompt": "hello there", "max_tokens": 24}
 SHORT = (
     "model.source=/models/tiny",
     "model.cache.type=hostPath",
     "balancer.service.port=8000",  # a Service has no address of its own here
-    "balancer.drainDelaySeconds=1",
-    "balancer.shutdownGraceSeconds=20",
+    "balancer.drainDelaySeconds=5",  # for who chose a pod just before it left the Service
+    "balancer.shutdownGraceSeconds=60",
     "prefill.maxReplicas=1",
     "decode.replicas=2",
     "decode.maxReplicas=2",
@@ -103,7 +104,7 @@ def test_every_pod_passes_its_own_probes(release: Release) -> None:
 
 def test_the_question_of_helm_test_is_answered(release: Release) -> None:
     pod = release.kubelet.start_pod("pd-pdserve-test")
-    wait_for(lambda: pod.exit_code is not None or pod.trouble, 90, "the test pod's end")
+    wait_for(lambda: pod.exit_code is not None or pod.trouble, START_S, "the test pod's end")
     assert (pod.exit_code, pod.trouble) == (0, ""), pod.log
     assert pod.log.strip()
     release.kubelet.delete(pod.name)
@@ -112,13 +113,14 @@ def test_the_question_of_helm_test_is_answered(release: Release) -> None:
 def test_containers_run_as_nobody_over_a_read_only_root(release: Release) -> None:
     for pod in release.kubelet.pods.values():
         for container in pod.containers.values():
-            assert container.execute(["sh", "-c", "[ $(id -u) = 10001 ]"], 10)
-            assert container.execute(["touch", "/tmp/x"], 10)
+            assert container.execute(["sh", "-c", "[ $(id -u) = 10001 ]"], ANSWER_S)
+            assert container.execute(["touch", "/tmp/x"], ANSWER_S)
             for path in ("/x", "/models/x", "/opt/x", "/etc/pdserve/x"):
-                assert not container.execute(["touch", path], 10), path
+                assert not container.execute(["touch", path], ANSWER_S), path
             secret = "/etc/pdserve/secrets/cluster-secret"
-            assert container.execute(["sh", "-c", f"[ $(wc -c < {secret}) = 48 ]"], 10)
-            holds_token = container.execute(["test", "-e", "/etc/pdserve/secrets/ray-token"], 10)
+            assert container.execute(["sh", "-c", f"[ $(wc -c < {secret}) = 48 ]"], ANSWER_S)
+            token = "/etc/pdserve/secrets/ray-token"
+            holds_token = container.execute(["test", "-e", token], ANSWER_S)
             assert holds_token == (container.spec.name != "balancer")
 
 
@@ -152,8 +154,9 @@ def test_a_lost_head_comes_back_and_clients_are_told_503_meanwhile(release: Rele
     kubelet = release.kubelet
     kubelet.wait_ready(*kubelet.pods, timeout_s=START_S)
     kubelet.delete(f"{HEAD}-0", grace_s=0)
-    wait_for(lambda: release.ask() == 503, 90, "an honest refusal")
+    wait_for(lambda: release.ask() == 503, START_S, "an honest refusal")
     assert len(kubelet.endpoints(BALANCER)) == 2, "balancers stay in the Service"
     kubelet.start(HEAD, 0)
     kubelet.wait_ready(f"{HEAD}-0", f"{DECODE}-0", f"{DECODE}-1", timeout_s=START_S)
-    wait_for(lambda: release.ask() == 200, 60, "an answer")
+    # The engines may still have been those of the lost head, which stay ready for a while.
+    wait_for(lambda: release.ask() == 200, START_S, "an answer")

@@ -98,9 +98,12 @@ def test_the_alert_rules_pass_promtool():
 def test_a_real_prometheus_scrapes_and_answers_every_query(balancer, tmp_path):
     target = balancer.url.removeprefix("http://")
     with Prometheus(tmp_path, [target], ALERTS) as prometheus:
-        wait_for(lambda: prometheus.values("pdserve:ready") == [1.0], 30, "a scrape")
-        assert prometheus.values("max by (worker) (pdserve:engine_ready)") == [1.0, 1.0]
+        # Each waits by itself: a scrape that comes too late ends all series until the next.
+        ready = "max by (worker) (pdserve:engine_ready)"
+        by_role = "sum by (role) (pdserve:kv_pages)"
+        wait_for(lambda: prometheus.values("pdserve:ready") == [1.0], 60, "a scrape")
+        wait_for(lambda: prometheus.values(ready) == [1.0, 1.0], 60, "both engines")
         for expr in expressions():
             prometheus.values(expr)
-        roles = prometheus.labels("sum by (role) (pdserve:kv_pages)", "role")
+        roles = wait_for(lambda: prometheus.labels(by_role, "role"), 60, "their pages")
         assert set(roles) == {"prefill", "decode"}

@@ -195,7 +195,7 @@ def bring_down(hosts: SimulatedHosts, file: str) -> None:
     down = launch(hosts, "pdserve", "ray-down", file)
     assert down.returncode == 0
     for host in hosts.hosts.values():
-        wait_for(lambda host=host: not host.commands(), 30, f"{host.name} idle")  # type: ignore[misc]
+        wait_for(lambda host=host: not host.commands(), 120, f"{host.name} idle")  # type: ignore[misc]
         assert leftovers(host) == ""
 
 

@@ -72,7 +72,7 @@ class WriteGate:
 
     def wait_came(self) -> None:
         """Block until a write stands here."""
-        assert self._came.wait(30), "no write came"
+        assert self._came.wait(60), "no write came"
 
     def open(self) -> None:
         """Let them go."""
@@ -173,7 +173,7 @@ class Attack:
         self._steps.open()
         for index, outcome in zip(chosen, outcomes, strict=True):
             self.report.num_wrong_answers += self._finished(outcome) != self._solo[index]
-        self._cluster.wait_idle(30.0)
+        self._cluster.wait_idle(60.0)
         self.report.num_rounds += 1
         self.report.num_answers += NUM_OTHERS
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.faults.real_child import Hold
 from tests.faults.real_clients import ANSWERED, Answer, Clients, Shape
-from tests.faults.real_cluster import RealCluster
+from tests.faults.real_cluster import RealCluster, RealProcess
 from tests.support.tiny_model import make_tiny_model
 from tests.support.waiting import wait_for
 
@@ -56,19 +56,20 @@ def kill_at(positions: Iterable[int], kinds: Iterable[str] = KINDS) -> Iterator[
 
 
 def _kill_once(cluster: RealCluster, kind: str, position: int, unbroken: Answer) -> PositionResult:
-    wait_for(lambda: len(_decodes(cluster)) >= 2, 30.0, "two decode engines")
+    wait_for(lambda: _enough_decode(cluster), 120.0, "two decode engines")
     hold = Hold("TokenBatch", after=position > 0, position=max(1, position))
-    lives = [cluster.processes[name] for name in _decodes(cluster)]
+    # One that is about to join may be given the request too.
+    lives = _decode_lives(cluster)
     for life in lives:
         life.hold(hold)
     answer = Clients(cluster.url).begin(KINDS[kind])
-    wait_for(lambda: any(life.held.is_set() for life in lives), 30.0, "the position")
+    wait_for(lambda: any(life.held.is_set() for life in lives), 60.0, "the position")
     victim = next(life for life in lives if life.held.is_set())
     _let_arrive(answer, position + 1)
     killed_at = cluster.kill(victim.name)
     for life in lives:
         life.let_go()
-    wait_for(lambda: answer.ended_at, 30.0, "the end of the answer")
+    wait_for(lambda: answer.ended_at, 90.0, "the end of the answer")
     return PositionResult(
         kind, position, answer.silence_after(killed_at), _problem(answer, unbroken, position)
     )
@@ -81,14 +82,16 @@ def _let_arrive(answer: Answer, num_tokens: int) -> None:
         time.sleep(0.005)
 
 
-def _decodes(cluster: RealCluster) -> list[str]:
-    """Decode engines that the balancer knows and whose process lives."""
-    known = cluster.members()
-    return [
-        name
-        for name, life in cluster.processes.items()
-        if name.startswith("d") and known.get(name) == life.incarnation and life.process.is_alive()
-    ]
+def _decode_lives(cluster: RealCluster) -> list[RealProcess]:
+    return [life for name, life in cluster.processes.items() if name.startswith("d")]
+
+
+def _enough_decode(cluster: RealCluster) -> bool:
+    """Whether the balancer knows two decode engines, and the dead have been replaced."""
+    lives, known = _decode_lives(cluster), cluster.members()
+    return all(life.process.is_alive() for life in lives) and (
+        sum(known.get(life.name) == life.incarnation for life in lives) >= 2
+    )
 
 
 def _problem(answer: Answer, unbroken: Answer, position: int) -> str:

@@ -8,7 +8,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import openai
 
 from bootstrap.client import BootstrapClient
 from bootstrap.identity import Peer, WorkerRef, new_incarnation
+from cluster.runtime import free_port
 from tests.faults.real_child import ChildSpec, Hold, run_child
 from tests.faults.real_links import Link, Links
 from tests.support.process_cluster import TINY
@@ -51,7 +51,8 @@ class RealProcess:
     stopped: bool = False
     held: threading.Event = field(default_factory=threading.Event)
     towards: str = ""  # whom the held step concerns
-    _armed: threading.Event = field(default_factory=threading.Event)
+    _num_orders: int = 0
+    _num_armed: int = 0  # orders that it has taken, one after the other
 
     @property
     def pid(self) -> int:
@@ -66,17 +67,19 @@ class RealProcess:
 
     def hold(self, hold: Hold | None) -> None:
         """Have it stop at a step; None lets it go on."""
-        self.held.clear()
-        self._armed.clear()
-        self.parent_end.send(hold)
-        assert self._armed.wait(20), f"{self.name} does not take orders"
+        self._order(hold)
+        wait_for(lambda: self._num_armed == self._num_orders, 60.0, f"{self.name} takes orders")
 
     def let_go(self) -> None:
         """End a hold of a process that may be dead or stopped."""
         with contextlib.suppress(OSError):
-            self.parent_end.send(None)
+            self._order(None)
 
-    def wait_held(self, timeout_s: float = 30.0) -> None:
+    def _order(self, hold: Hold | None) -> None:
+        self.parent_end.send(hold)
+        self._num_orders += 1
+
+    def wait_held(self, timeout_s: float = 60.0) -> None:
         """Block until it stands at its step."""
         assert self.held.wait(timeout_s), f"{self.name} never came to its step"
 
@@ -92,7 +95,8 @@ class RealProcess:
             elif word == "serving":
                 self.incarnation = value
             elif word == "armed":
-                self._armed.set()
+                self.held.clear()
+                self._num_armed += 1
             elif word == "held":
                 self.towards = "lb" if value.startswith("balancer") else value
                 self.held.set()
@@ -145,7 +149,7 @@ class RealCluster:
                 for name in self._names:
                     self.links[name] = self._relay.new()
                     self.links[f"{name}>bootstrap"] = self._relay.new()
-            self._bootstrap, self._http = _free_port(), _free_port()
+            self._bootstrap, self._http = free_port("127.0.0.1"), free_port("127.0.0.1")
             self._closers.callback(self._end_all)
             for name in self._names:
                 self.start(name)
@@ -205,7 +209,7 @@ class RealCluster:
     def kill(self, name: str) -> float:
         """SIGKILL, and wait until the process is gone; when it was."""
         life = self.signal(name, signal.SIGKILL)
-        life.process.join(10)
+        life.process.join(60)
         return time.monotonic()
 
     def stop(self, name: str) -> float:
@@ -235,6 +239,11 @@ class RealCluster:
         """Whether the balancer counts this life as a member."""
         return self.members().get(life.name) == life.incarnation
 
+    def misses(self, life: RealProcess) -> bool:
+        """Whether the balancer answers and counts this life as a member no more."""
+        members = self.members()
+        return bool(members) and members.get(life.name) != life.incarnation
+
     def idle(self) -> bool:
         """Whether no engine has a room, and every page is free or cached, by the last heartbeats."""
         status = self.status()
@@ -244,7 +253,7 @@ class RealCluster:
             for member in status
         )
 
-    def wait_members(self, count: int, timeout_s: float = 60.0) -> None:
+    def wait_members(self, count: int, timeout_s: float = 120.0) -> None:
         """Until so many engines are members; a process that ended by itself is told with its log."""
 
         def all_there() -> bool:
@@ -256,7 +265,7 @@ class RealCluster:
 
         wait_for(all_there, timeout_s, f"{count} members")
 
-    def wait_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_ready(self, timeout_s: float = 120.0) -> None:
         """Until a real request has passed."""
 
         def ready() -> bool:
@@ -278,7 +287,7 @@ class RealCluster:
 
         wait_for(healthy, timeout_s, "a balancer")
 
-    def wait_idle(self, timeout_s: float = 20.0) -> None:
+    def wait_idle(self, timeout_s: float = 60.0) -> None:
         """Until `idle`; tells pages and rooms that are not."""
         deadline = time.monotonic() + timeout_s
         while not self.idle():
@@ -347,11 +356,6 @@ class RealCluster:
         for life in lives:
             life.process.join(10)
             life.parent_end.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

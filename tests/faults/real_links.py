@@ -86,12 +86,14 @@ class Link:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert self.target is not None
+        self._ends.add(writer)  # closed with the link, also while the far end is not there yet
         try:
             far_reader, far_writer = await asyncio.open_connection(*self.target)
         except OSError:
+            self._ends.discard(writer)
             writer.transport.abort()
             return
-        self._ends |= {writer, far_writer}
+        self._ends.add(far_writer)
         for source, sink in ((reader, far_writer), (far_reader, writer)):
             pump = asyncio.ensure_future(self._pump(source, sink))
             self._pumps.add(pump)
@@ -133,7 +135,7 @@ class Links:
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Do `work` on the relay's thread."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _new(self) -> Link:
         link = Link(self)

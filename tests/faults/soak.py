@@ -93,11 +93,12 @@ class Soak:
         threads = [self._client(number) for number in range(NUM_CLIENTS)]
         began = time.monotonic()
         strike_at = began + FAULT_EVERY_S
-        while time.monotonic() - began < seconds:
-            if time.monotonic() >= strike_at:
-                strike_at += FAULT_EVERY_S
-                self._driver.strike()
+        num_strikes = int(seconds / FAULT_EVERY_S) - 1  # at least, on however busy a host
+        while time.monotonic() - began < seconds or self._driver.num_strikes < num_strikes:
             self._driver.tend()
+            if time.monotonic() >= strike_at:
+                self._driver.strike()
+                strike_at = time.monotonic() + FAULT_EVERY_S  # time to see this one and replace
             self._memory.look()
             time.sleep(_TEND_S)
         self._driver.mend()

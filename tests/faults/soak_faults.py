@@ -33,6 +33,11 @@ class FaultDriver:
     )  # name: when, and which life
     _began: float = field(default_factory=time.monotonic)
 
+    @property
+    def num_strikes(self) -> int:
+        """Faults so far."""
+        return sum(self.counts.values())
+
     def strike(self) -> None:
         """One random fault."""
         kind = self.dice.choices(FAULTS, WEIGHTS)[0]

@@ -1,13 +1,16 @@
 """An administrator's commands carried out by real engines."""
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from engine.core import StepPlan, StepResult
+from engine.loop import Stepper
 from tests.support.engine_cluster import MODEL_NAME, EngineCluster
 from tests.support.http_balancer import HttpBalancer
 from tests.support.tiny_model import make_tiny_model
@@ -50,6 +53,17 @@ def complete(balancer: HttpBalancer, **fields: Any) -> str:
     return text
 
 
+class Slowly:
+    """A stepper that takes its time: an answer of many tokens outlasts any stall of the test."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+
+    def run(self, plan: StepPlan) -> Sequence[StepResult]:
+        time.sleep(0.05)
+        return self._stepper.run(plan)
+
+
 def cached(engines: EngineCluster) -> dict[str, int]:
     return {name: engine.load().pages["cached"] for name, engine in engines.engines.items()}
 
@@ -76,7 +90,9 @@ def test_a_flush_is_refused_while_pages_are_live(
     engines.wait_idle()
     body = {"model": MODEL_NAME, "prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True}
     url = f"{balancer.url}/v1/completions"
-    with httpx.stream("POST", url, json={**body, "stream": True}) as stream:
+    loop = engines.engines["d0"]._loop
+    loop._stepper = Slowly(loop._stepper)
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as stream:
         lines = stream.iter_lines()  # held: without it the stream would be closed
         next(lines)
         answer = admin(balancer, "flush_cache")

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from bootstrap.errors import RemoteFault
+from cluster import runtime
 from cluster.endpoint import KEY_VARIABLE
 from cluster.status import fetch
 from tests.support import balancer_cluster
@@ -214,8 +215,7 @@ def start(tmp_path):
     processes, clients = [], []
 
     def make(scheme: str, verify, *flags: str):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = runtime.free_port("127.0.0.1")
         command = [
             *(sys.executable, "-m", "cluster", "balancer", "--host", "127.0.0.1"),
             *("--port", str(port), "--bootstrap", "tcp://127.0.0.1:1", "--model-name", "tiny"),
@@ -223,7 +223,7 @@ def start(tmp_path):
         ]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         processes.append(process)
-        client = httpx.Client(base_url=f"{scheme}://localhost:{port}", verify=verify)
+        client = httpx.Client(base_url=f"{scheme}://localhost:{port}", verify=verify, timeout=30)
         clients.append(client)
 
         def answers() -> bool:
@@ -233,7 +233,7 @@ def start(tmp_path):
             except httpx.TransportError:
                 return False
 
-        wait_for(answers, what="health")
+        wait_for(answers, 60, "health")
         return process, client
 
     yield make
@@ -264,7 +264,7 @@ def test_tls_with_an_encrypted_key(start, tmp_path):
     )
     assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "secret" not in errors
 
@@ -283,7 +283,7 @@ def test_a_file_that_cannot_be_used_is_said_at_once(tmp_path, flags, said):
         *("--bootstrap", "tcp://127.0.0.1:1", "--model-name", "tiny"),
         *("--model-dir", str(make_tiny_model(tmp_path / "model")), *flags),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
@@ -300,7 +300,7 @@ def test_hang_up_reads_the_keys_again(start, key_file):
     process.send_signal(signal.SIGHUP)
     wait_for(lambda: status() == 200, what="the new key")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "2 keys read" in errors
     assert "key-" not in errors

@@ -27,7 +27,7 @@ from tests.support.transfer_process import HOST, TargetProcess
 MIB = 1 << 20
 ARENA = 64 * MIB
 PAGE = 16 * 1024
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 KINDS: dict[str, tuple[str, dict[str, str]]] = {
     "nixl": ("nixl", {}),
@@ -290,16 +290,19 @@ def test_transport_is_what_it_says(writer: Writer) -> None:
     frozen = writer.new_target()
     assert writer.write(frozen, [Run(0, 0, PAGE)]) is None
     frozen.signal(signal.SIGSTOP)
+    transports = set(writer.backend.transport.split("+"))
+    assert len(transports) == 1
+    shares_memory = transports <= {"shm", "memfd"}
     write_id = writer.backend.write(frozen.name, [Run(0, 0, ARENA)])
-    threading.Event().wait(0.3)
-    writer.poll()
+    give_up_at = time.monotonic() + (DEADLINE_S if shares_memory else 0.3)
+    while write_id not in writer.ended and time.monotonic() < give_up_at:
+        writer.poll()
+        time.sleep(1e-3)
     reached = writer.ended.get(write_id) == [None]
     frozen.kill()
     writer.finish(write_id)
     writer.backend.remove_peer(frozen.name)
-    transports = set(writer.backend.transport.split("+"))
-    assert len(transports) == 1
-    assert reached == (transports <= {"shm", "memfd"})
+    assert reached == shares_memory
 
 
 def test_restarted_worker_has_a_new_agent_name(writer: Writer) -> None:
@@ -318,14 +321,18 @@ def test_restarted_worker_has_a_new_agent_name(writer: Writer) -> None:
 def test_idle_uses_no_cpu(writer: Writer, targets: list[TargetProcess]) -> None:
     idle = targets[1]
     idle.ask("close_inbound")
-    before_here, before_there = time.process_time(), idle.ask("cpu_s")
-    threading.Event().wait(0.5)  # the window that is measured
-    assert time.process_time() - before_here < 0.05
-    assert idle.ask("cpu_s") - before_there < 0.05
+    began_at, before_here, before_there = time.monotonic(), time.process_time(), idle.ask("cpu_s")
+    threading.Event().wait(0.5)  # the window that is measured; a busy machine makes it longer
+    used_here, used_there = time.process_time() - before_here, idle.ask("cpu_s") - before_there
+    assert max(used_here, used_there) < 0.1 * (time.monotonic() - began_at)
 
 
 def _open_and_close(conn: Connection, backend_name: str) -> None:
     """Send (threads, files) after one life of a backend and after three."""
+
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
     left = []
     for life in range(3):
         backend = make_backend(backend_name, f"again-{life}", HOST)
@@ -333,9 +340,14 @@ def _open_and_close(conn: Connection, backend_name: str) -> None:
         backend.metadata()
         backend.close()
         backend.close()
-        threads, files = os.listdir("/proc/self/task"), os.listdir("/proc/self/fd")
-        left.append((len(threads), len(files)))
-    conn.send((left[0], left[-1]))
+        left.append(held())
+    # A thread that was joined may be listed for a moment longer.
+    give_up_at = time.monotonic() + DEADLINE_S
+    while any(now > then for now, then in zip(held(), left[0], strict=True)):
+        if time.monotonic() > give_up_at:
+            break
+        time.sleep(0.01)
+    conn.send((left[0], held()))
 
 
 def test_close_leaves_nothing_behind(writer: Writer) -> None:
@@ -344,11 +356,11 @@ def test_close_leaves_nothing_behind(writer: Writer) -> None:
     before = {str(path) for path in Path("/dev/shm").iterdir()}
     process = spawn.Process(target=_open_and_close, args=(far, writer.backend_name))
     process.start()
-    assert near.poll(30)
+    assert near.poll(90)
     first, last = near.recv()
-    process.join(20)
+    process.join(60)
     assert process.exitcode == 0
-    assert last == first
+    assert all(now <= then for now, then in zip(last, first, strict=True)), (first, last)
     assert not [p for p in Path("/dev/shm").glob("ucx_*") if str(p) not in before]
 
 

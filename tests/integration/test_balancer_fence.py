@@ -21,7 +21,7 @@ def observer() -> Iterator[tuple[BootstrapService, BootstrapClient]]:
     me = make_peer(make_ref("observer"))
     client = BootstrapClient(service.endpoint, me, None, lambda event: None)
     client.start()
-    client.wait_ready(10.0)
+    client.wait_ready(30.0)
     yield service, client
     client.stop()
     service.stop()
@@ -38,6 +38,6 @@ def test_an_ended_balancer_stops_and_says_why(
         (member,) = client.balancers()
         assert member.info.url == balancer.url
         client.evict(member.info.peer.ref)
-        assert balancer.wait_ended() != 0
+        assert balancer.wait_ended(60.0) != 0
     assert "as ended" in log.read_text()
-    assert client.balancers() == ()
+    wait_for(lambda: client.balancers() == (), what="no balancer")

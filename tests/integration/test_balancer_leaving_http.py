@@ -34,13 +34,13 @@ def finish(cluster, stream, text):
     cluster.d.limit = 1 << 20
     cluster.d.release()
     text += "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-    cluster.thread.join(20)
+    cluster.thread.join(40)
     assert not cluster.thread.is_alive()
     return text
 
 
 def test_it_serves_on_unready_for_the_delay_and_sends_clients_elsewhere(make_cluster):
-    cluster, stream, text = leaving(make_cluster, drain_delay_s=3.0, shutdown_grace_s=20.0)
+    cluster, stream, text = leaving(make_cluster, drain_delay_s=8.0, shutdown_grace_s=20.0)
     cluster.d.limit = 1 << 20
     answer = cluster.http.post("/v1/completions", json=BODY)
     assert answer.json()["choices"][0]["text"] == TEXT
@@ -86,7 +86,7 @@ def test_a_second_signal_ends_it_at_once(make_cluster):
     reader = threading.Thread(target=read)
     reader.start()
     cluster.server.handle_exit(15, None)
-    cluster.thread.join(10)
+    cluster.thread.join(40)
     assert not cluster.thread.is_alive()
-    reader.join(10)
+    reader.join(40)
     assert errors

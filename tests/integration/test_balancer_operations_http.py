@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ import pytest
 from bootstrap.errors import ConfigError
 from bootstrap.identity import Role
 from bootstrap.messages import FailureReason
+from cluster import runtime
 from cluster.balancer.serve import listen
 from tests.support import balancer_cluster
 from tests.support.balancer_cluster import MODEL, complete
@@ -44,13 +44,15 @@ def test_ready_follows_the_workers(make_cluster):
 
 def test_workers_that_are_registered_and_do_not_answer_are_not_ready(make_cluster):
     cluster = make_cluster()
-    pair = cluster.pair()
-    pair.d.refuse = pair.p.refuse = FailureReason.TRANSFER_FAILED
+    p = cluster.add(Role.PREFILL)
+    p.refuse = FailureReason.TRANSFER_FAILED  # before there is a pair to probe
+    d = cluster.add(Role.DECODE)
+    d.refuse = FailureReason.TRANSFER_FAILED
     reason = wait_for(
         lambda: (r := cluster.http.get("/ready").json()["reason"]).startswith("the last") and r
     )
     assert "transfer_failed" in reason
-    pair.d.refuse = pair.p.refuse = None
+    d.refuse = p.refuse = None
     cluster.wait_ready()
 
 
@@ -119,8 +121,7 @@ run_balancer(BalancerSettings(**json.loads(sys.argv[1])))
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_process_serves_and_a_signal_ends_it_cleanly(cluster, tmp_path, number):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = runtime.free_port("127.0.0.1")
     settings = {
         "host": "127.0.0.1",
         "port": port,
@@ -140,9 +141,9 @@ def test_the_process_serves_and_a_signal_ends_it_cleanly(cluster, tmp_path, numb
             except httpx.TransportError:
                 return False
 
-        wait_for(is_ready, what="readiness")
+        wait_for(is_ready, 60, "readiness")
         process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (0, "")
     finally:
         process.kill()

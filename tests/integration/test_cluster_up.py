@@ -15,7 +15,7 @@ import pytest
 
 from cluster import runtime
 from tests.support.tiny_model import make_tiny_model
-from tests.support.up_process import END_TIMEOUT_S, UpProcess
+from tests.support.up_process import END_TIMEOUT_S, START_TIMEOUT_S, UpProcess
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def up(folder: Path) -> Iterator[UpProcess]:
 
 def complete(up: UpProcess) -> dict[str, Any]:
     body = {"model": "tiny", "prompt": "hello there", "max_tokens": 8, "temperature": 0}
-    response = httpx.post(f"{up.url}/v1/completions", json=body, timeout=30)
+    response = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()["choices"][0]
     return answer
@@ -120,7 +120,7 @@ def test_a_cluster_serves_survives_kills_and_ends_without_a_trace(up: UpProcess)
 
 def test_ctrl_c_while_starting_ends_everything(up: UpProcess) -> None:
     shared_before = shared_memory()
-    wait_for(lambda: "prefill-0" in up.log, 60, "the engines' start")
+    wait_for(lambda: "prefill-0" in up.log, START_TIMEOUT_S, "the engines' start")
     up.note_processes()
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(END_TIMEOUT_S) == 0
@@ -153,7 +153,7 @@ def test_a_length_that_nobody_chose_fits_a_model_of_few_positions(folder: Path) 
     port = runtime.free_port("127.0.0.1")
     with UpProcess(folder, port, ["--model", str(model), "--num-blocks", "128"]) as up:
         up.wait_ready()
-        (card,) = httpx.get(f"{up.url}/v1/models").json()["data"]
+        (card,) = httpx.get(f"{up.url}/v1/models", timeout=60).json()["data"]
         assert card["max_model_len"] == 512
         complete(up)
 
@@ -163,6 +163,6 @@ def test_a_model_that_no_engine_can_load_ends_up_with_its_reason(folder: Path) -
     (model / "model.safetensors").write_bytes(b"not a model")
     broken = UpProcess(folder, runtime.free_port("127.0.0.1"), ["--model", str(model), *FLAGS])
     with broken:
-        assert broken.process.wait(90) == 2
+        assert broken.process.wait(START_TIMEOUT_S) == 2
     assert "does not start: ConfigError" in broken.log
     assert not list(broken.runtime_dir.iterdir())

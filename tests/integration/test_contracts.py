@@ -35,7 +35,7 @@ def test_unequal_contracts_never_pair(model_dir: Path, decode: dict[str, Any], n
         assert ready.status_code == 503
         assert named in str(ready.json())
         body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 4}
-        answer = httpx.post(f"{balancer.url}/v1/completions", json=body)
+        answer = httpx.post(f"{balancer.url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 503
         assert answer.headers["Retry-After"]
         loads = [engine.load() for engine in cluster.engines.values()]
@@ -52,8 +52,8 @@ def test_a_matching_engine_serves_beside_one_that_does_not(model_dir: Path) -> N
         wait_for(lambda: balancer.get("/status").json()["num_pairs"] == 1, what="d1 left")
         cluster.start_engine(Role.DECODE, 1, block_size=8)
         wait_for(lambda: balancer.get("/status").json()["refusals"], what="a refusal")
-        client = balancer.client()
-        for seed in range(4):
-            answer = client.completions.create(model=MODEL_NAME, prompt="x", seed=seed)
-            assert answer.choices[0].finish_reason is not None
+        with balancer.client() as client:
+            for seed in range(4):
+                answer = client.completions.create(model=MODEL_NAME, prompt="x", seed=seed)
+                assert answer.choices[0].finish_reason is not None
         assert cluster.engines["d1"].load().num_rooms == 0

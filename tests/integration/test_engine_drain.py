@@ -1,6 +1,5 @@
 """Engines that leave under streams: real wire, real pages, real HTTP clients."""
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -37,11 +36,11 @@ def balancer(cluster: EngineCluster, model_dir: Path) -> Iterator[HttpBalancer]:
 
 
 class Streams:
-    """One client per stream; `begun` is how many have text."""
+    """One client per stream."""
 
     def __init__(self, balancer: HttpBalancer) -> None:
         self._client = balancer.client()
-        self._begun = threading.Semaphore(0)
+        self._num_pieces = [0] * NUM_STREAMS
         self._threads = ThreadPoolExecutor(NUM_STREAMS)
         self._futures: list[Future[str]] = [
             self._threads.submit(self._run, number) for number in range(NUM_STREAMS)
@@ -49,8 +48,7 @@ class Streams:
 
     def wait_begun(self) -> None:
         """Until every stream has given a second piece, which the decode engine sent."""
-        for _ in range(2 * NUM_STREAMS):
-            assert self._begun.acquire(timeout=30)
+        wait_for(lambda: min(self._num_pieces) >= 2, 60.0, "two pieces of each stream")
 
     def texts(self) -> list[str]:
         """What each said, once all have ended well."""
@@ -70,13 +68,19 @@ class Streams:
         ):
             text += chunk.choices[0].text
             finish = chunk.choices[0].finish_reason
-            self._begun.release()
+            self._num_pieces[number] += 1
         assert finish == "length"
         return text
 
 
 def undisturbed(balancer: HttpBalancer) -> list[str]:
     return Streams(balancer).texts()
+
+
+def all_computed(balancer: HttpBalancer, num_prompts: int) -> bool:
+    """Whether the balancer has the bootstrap tokens of all `num_prompts` so far."""
+    count = f'vllm:request_prefill_time_seconds_count{{model_name="{MODEL_NAME}"}} {num_prompts}.0'
+    return count in balancer.get("/metrics").text
 
 
 def states(balancer: HttpBalancer) -> dict[str, str]:
@@ -134,7 +138,7 @@ def test_a_prefill_engine_leaves_only_when_its_handoffs_are_accepted(
         streams = Streams(balancer)
         d0.wait_entered()
         d1.wait_entered()  # both decode engines stand still: some handoff waits for its answer
-        wait_for(lambda: engine.load().num_running == 0, what="all prompts computed")
+        wait_for(lambda: all_computed(balancer, 2 * NUM_STREAMS), what="all prompts computed")
         engine.drain(60.0)
         wait_for(lambda: states(balancer)["p0"] == "draining", what="the drain")
         d0.open()

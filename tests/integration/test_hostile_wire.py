@@ -40,7 +40,7 @@ def send_frames(endpoint: str, recipient: WorkerRef) -> None:
     context = zmq.Context()
     try:
         outlet = context.socket(zmq.DEALER)
-        outlet.linger = 2000
+        outlet.linger = 30_000
         outlet.connect(endpoint)
         for frame in hostile_frames(recipient):
             outlet.send(frame)

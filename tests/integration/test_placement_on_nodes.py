@@ -110,15 +110,28 @@ class Placed:
         seen = self.child.tend(time.monotonic())
         return {} if seen is None else {worker.worker_id: worker for worker in seen.workers}
 
-    def serve(self, *names: str) -> bool:
+    def serving(self, *names: str) -> set[str]:
+        """Those of `names` that serve now."""
         workers = self.workers()
-        return all(name in workers and workers[name].state == "serving" for name in names)
+        return {name for name in names if name in workers and workers[name].state == "serving"}
+
+    def wait_serving(self, *names: str, count: int | None = None) -> set[str]:
+        """Those that serve, once all of `names` do, or `count` of them."""
+        wanted = len(names) if count is None else count
+
+        def enough() -> set[str]:
+            found = self.serving(*names)
+            return found if len(found) == wanted else set()
+
+        return wait_for(enough, TIMEOUT_S, f"{wanted} of {names} serving")
 
     def node_of(self, name: str) -> str:
         """The id of the node where a worker of that name runs."""
         from ray._private.state import actors
 
-        pid = int((self._folder / self.workers()[name].incarnation).read_text())
+        # A supervisor that does not answer within its time shows no workers at all.
+        worker = wait_for(lambda: self.workers().get(name), TIMEOUT_S, f"a look at {name}")
+        pid = int((self._folder / worker.incarnation).read_text())
         (node,) = {a["Address"]["NodeID"] for a in actors().values() if a["Pid"] == pid}
         return str(node)
 
@@ -137,12 +150,14 @@ def placed(fleet: Fleet, folder: Path) -> Iterator[Placed]:
 def test_engines_run_in_slots_of_their_role_spread_over_the_hosts(
     fleet: Fleet, placed: Placed
 ) -> None:
-    wait_for(lambda: placed.serve("prefill-0", "decode-0", "decode-1"), TIMEOUT_S, "all serving")
+    placed.wait_serving("prefill-0", "decode-0", "decode-1")
     assert placed.node_of("prefill-0") == fleet.prefill
     assert {placed.node_of("decode-0"), placed.node_of("decode-1")} == fleet.decode
 
     placed.child.order(ScaleEngines(decode=5))
-    wait_for(lambda: placed.serve("decode-2", "decode-3"), TIMEOUT_S, "the last slots taken")
+    new = ("decode-2", "decode-3", "decode-4")
+    first = placed.wait_serving(*new, count=2)  # Ray says which
+    (last,) = set(new) - first
     missing = "waiting for a slot: 1 of 5 pd_decode missing; nodes offer: "
     words = wait_for(
         lambda: next((w.stage for w in placed.workers().values() if missing in w.stage), None),
@@ -154,8 +169,8 @@ def test_engines_run_in_slots_of_their_role_spread_over_the_hosts(
     assert words.count("(decode) 2 pd_decode") == 2
 
     late = fleet.add("decode", pd_decode=1)
-    wait_for(lambda: placed.serve("decode-4"), TIMEOUT_S, "the late engine in the late slot")
-    assert placed.node_of("decode-4") == late
+    placed.wait_serving(last)
+    assert placed.node_of(last) == late
 
 
 _JOIN_WITH_OTHER_VERSIONS = """

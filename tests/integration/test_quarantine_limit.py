@@ -34,5 +34,6 @@ def test_a_silent_writer_ends_the_engine_and_not_the_streams_that_run_there(
             slow.open()
             with pytest.raises(RemoteFault, match="gives no sign of life"):
                 d0.wait()
+        wait_for(lambda: len(stream.tokens) == 40 or stream.failures, what="its last words")
         assert len(stream.output) == 40, "what ran there ended there"
         assert d0.load().pages["quarantined"] > 0

@@ -129,7 +129,7 @@ def test_thoughts_text_calls_and_back(client, script, tokenizer) -> None:
 def test_the_bytes_of_a_stream(balancer, script, tokenizer) -> None:
     tell(script, tokenizer, "ab")
     body = {"model": MODEL_NAME, "input": "x", "stream": True}
-    text = httpx.post(f"{balancer.url}/v1/responses", json=body).text
+    text = httpx.post(f"{balancer.url}/v1/responses", json=body, timeout=60).text
     events = text.removesuffix("\n\n").split("\n\n")
     for event in events:
         name, data = event.split("\n")
@@ -184,9 +184,11 @@ def test_a_stream_that_breaks_off_says_so(tokenizer) -> None:
         decode = cluster.add(Role.DECODE)
         decode.limit = 3
         cluster.wait_ready()
-        stream = cluster.openai.responses.create(model="tiny", input="x", stream=True)
+        stream = cluster.openai.responses.create(
+            model="tiny", input="x", stream=True, extra_headers={"X-Request-Id": "broken"}
+        )
         seen = [next(stream) for _ in range(5)]
-        wait_for(lambda: bool(decode.of(decode.dispatches[-1].request_id)))
+        wait_for(lambda: decode.of("broken"), what="its dispatch")
         decode.leave()
         with pytest.raises(openai.APIError) as caught:
             seen += list(stream)

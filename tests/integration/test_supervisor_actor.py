@@ -63,7 +63,7 @@ def arguments(specs: list[WorkerSpec], bootstrap: str) -> dict[str, Any]:
 def status_of(supervisor: Any) -> dict[str, runtime.SupervisedWorker]:
     import ray
 
-    return {w.worker_id: w for w in ray.get(supervisor.look.remote(), timeout=10).workers}
+    return {w.worker_id: w for w in ray.get(supervisor.look.remote(), timeout=60).workers}
 
 
 def serving(supervisor: Any, *worker_ids: str) -> dict[str, runtime.SupervisedWorker] | None:
@@ -91,8 +91,8 @@ def test_killed_worker_comes_back_as_a_new_incarnation_and_survivors_stay(
 
     pid = int((tmp_path / str(before["decode-0"].incarnation)).read_text())
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: status_of(supervisor)["decode-0"].num_restarts == 1, 20, "a restart")
-    after = wait_for(lambda: serving(supervisor, *names), 30, "all serving again")
+    wait_for(lambda: status_of(supervisor)["decode-0"].num_restarts == 1, 60, "a restart")
+    after = wait_for(lambda: serving(supervisor, *names), 60, "all serving again")
 
     assert after["decode-0"].incarnation != before["decode-0"].incarnation
     assert after["decode-0"].last_error.startswith(f"process {pid} died: ")
@@ -101,7 +101,7 @@ def test_killed_worker_comes_back_as_a_new_incarnation_and_survivors_stay(
     assert after["bootstrap"] == before["bootstrap"]
 
     supervisor.stop.remote()
-    assert ray.get(run, timeout=20) is None
+    assert ray.get(run, timeout=60) is None
     pids = [int(life.read_text()) for life in tmp_path.iterdir()]
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20, "no process left")
 
@@ -115,15 +115,16 @@ def test_crash_loop_backs_off_and_tells_the_last_error(ray_folder: Path, tmp_pat
     supervisor = supervise([broken, sound], endpoint)
     run = supervisor.run.remote()
 
-    wait_for(lambda: status_of(supervisor).get("prefill-0"), 30, "a status")
+    wait_for(lambda: status_of(supervisor).get("prefill-0"), 60, "a status")
     wait_for(lambda: status_of(supervisor)["prefill-0"].num_restarts >= 2, 60, "two restarts")
     seen = status_of(supervisor)
     assert seen["prefill-0"].last_error == "RuntimeError: no such weights"
-    assert len(list(tmp_path.iterdir())) >= 3  # a life each
+    # The third life and the sound worker's only one may just have begun.
+    wait_for(lambda: len(list(tmp_path.iterdir())) >= 4, 60, "four lives")
     assert seen["decode-0"].num_restarts == 0
 
     supervisor.stop.remote()
-    assert ray.get(run, timeout=20) is None
+    assert ray.get(run, timeout=60) is None
 
 
 def test_a_stuck_worker_is_evicted_only_when_its_process_is_gone(
@@ -143,6 +144,7 @@ def test_a_stuck_worker_is_evicted_only_when_its_process_is_gone(
     started = start_time(pid)
 
     os.kill(pid, signal.SIGSTOP)
+    ray.get(supervisor.lose_patience.remote(), timeout=60)
     wait_for(lambda: status_of(supervisor)["prefill-0"].num_restarts == 1, 60, "a restart")
     assert start_time(pid) != started
     assert (tmp_path / f"evicted-{before.incarnation}").read_text() == "gone"
@@ -150,7 +152,7 @@ def test_a_stuck_worker_is_evicted_only_when_its_process_is_gone(
     assert after.last_error == "no sign of life for 2 s, killed"
 
     supervisor.stop.remote()
-    assert ray.get(run, timeout=20) is None
+    assert ray.get(run, timeout=60) is None
 
 
 def test_a_worker_that_never_names_itself_is_killed_and_started_again(
@@ -164,15 +166,15 @@ def test_a_worker_that_never_names_itself_is_killed_and_started_again(
     settings = DummySettings("prefill-0", str(tmp_path), nameless=True)
     specs = [WorkerSpec("prefill-0", Role.PREFILL, HOSTED, settings)]
     make = ray.remote(num_cpus=0.1, max_concurrency=3)(SupervisorActor)
-    supervisor = make.remote(**{**arguments(specs, endpoint), "start_timeout_s": 1.0})
+    supervisor = make.remote(**{**arguments(specs, endpoint), "start_timeout_s": 3.0})
     run = supervisor.run.remote()
-    (first,) = wait_for(lambda: list(tmp_path.iterdir()), 60, "a first life")
-    wait_for(lambda: len(list(tmp_path.iterdir())) >= 2, 60, "a second life")
+    wait_for(lambda: len(list(tmp_path.iterdir())) >= 2, 120, "a second life")
+    first = min(tmp_path.iterdir(), key=lambda life: life.stat().st_mtime_ns)
     assert start_time(int(first.name.partition("-")[2])) is None
     last_error = status_of(supervisor)["prefill-0"].last_error
-    assert last_error == "importing for more than start_timeout_s=1, killed"
+    assert last_error == "importing for more than start_timeout_s=3, killed"
     supervisor.stop.remote()
-    assert ray.get(run, timeout=20) is None
+    assert ray.get(run, timeout=60) is None
 
 
 def test_a_supervisor_that_cannot_live_is_given_up(ray_folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -35,6 +36,11 @@ def _ready(url: str) -> bool:
         return False
 
 
+def _members(url: str) -> list[Any]:
+    members: list[Any] = httpx.get(f"{url}/status", timeout=30).json()["members"]
+    return members
+
+
 def test_a_balancer_of_its_own_serves_over_the_engines_of_an_up_without_one(folder: Path) -> None:
     model = make_tiny_model(folder / "tiny")
     secret = folder / "secret"
@@ -56,7 +62,7 @@ def test_a_balancer_of_its_own_serves_over_the_engines_of_an_up_without_one(fold
                 [sys.executable, "-m", "cluster", *command], cwd=ROOT, stdout=log, stderr=log
             )
         try:
-            wait_for(lambda: _ready(up.url), 60, "a ready balancer")
+            wait_for(lambda: _ready(up.url), 120, "a ready balancer")
             client = openai.OpenAI(base_url=f"{up.url}/v1", api_key="-", max_retries=0)
             stream = client.completions.create(
                 model="tiny",
@@ -71,7 +77,9 @@ def test_a_balancer_of_its_own_serves_over_the_engines_of_an_up_without_one(fold
             assert down.returncode == 0, down.stderr
             assert up.process.wait(END_TIMEOUT_S) == 0
             assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-            assert "pdserve:request_retries_total{" not in httpx.get(f"{up.url}/metrics").text
+            metrics = httpx.get(f"{up.url}/metrics", timeout=30).text
+            assert "pdserve:request_retries_total{" not in metrics
+            wait_for(lambda: not _members(up.url), what="the engines' goodbyes")
             assert not _ready(up.url)
             client.close()
         finally:

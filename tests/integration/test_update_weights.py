@@ -186,16 +186,22 @@ def test_running_requests_finish_first(
     balancer.wait_ready()
     answers: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: answers.append(update(balancer, models["new"])))
-    body = {"model": MODEL_NAME, "prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
-    with httpx.stream(
-        "POST", f"{balancer.url}/v1/completions", json={**body, "stream": True}, timeout=60
-    ) as stream:
+    # Of one letter alone: half a character as the first token would be held back.
+    body = {"model": MODEL_NAME, "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
+    body |= {"temperature": 0, "logit_bias": {"50": 100}}
+    url = f"{balancer.url}/v1/completions"
+    with (
+        engines.gate("d0") as gate,  # the stream runs for as long as the test looks
+        httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as stream,
+    ):
         lines = stream.iter_lines()
         next(lines)
         thread.start()
         wait_for(lambda: balancer.get("/server_info").json()["paused"], what="paused")
-        refused = httpx.post(f"{balancer.url}/v1/completions", json=body)
+        refused = httpx.post(url, json=body, timeout=60)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "paused")
+        assert not answers
+        gate.open()
         last = [line for line in lines if line][-1]
     assert last == "data: [DONE]"
     thread.join(60)

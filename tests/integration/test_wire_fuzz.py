@@ -17,6 +17,7 @@ from bootstrap.membership import Register, Subscribe, WorkerLoad
 from bootstrap.messages import Envelope, Message, PrefillStarted
 from bootstrap.security import Security
 from bootstrap.service import BootstrapService
+from bootstrap.session import DEFAULT_LEASE_S
 from tests.support.bootstrap_facts import make_info, make_peer, make_ref
 from tests.support.waiting import wait_for
 
@@ -54,9 +55,9 @@ def mailbox_target(security: Security | None) -> Iterator[Target]:
     mailbox.stop()
 
 
-def service_target(security: Security | None) -> Iterator[Target]:
+def service_target(security: Security | None, lease_s: float = DEFAULT_LEASE_S) -> Iterator[Target]:
     """A bootstrap service; serving is taking in a member and letting it go."""
-    service = BootstrapService("tcp://127.0.0.1:0", security=security)
+    service = BootstrapService("tcp://127.0.0.1:0", lease_s, security)
     service.start()
 
     def serves() -> None:
@@ -252,7 +253,7 @@ def test_contradictions_towards_the_service(dealer: "zmq.Socket[bytes]", forged:
 
 
 def test_answers_to_those_who_hang_up_are_counted() -> None:
-    for target in service_target(None):
+    for target in service_target(None, lease_s=60.0):  # the subscription outlives its subscriber
         with zmq.Context() as context:
             gone = context.socket(zmq.DEALER)
             gone.connect(target.endpoint)

@@ -58,9 +58,9 @@ class Cluster:
             target=lambda: asyncio.run(serve(self.settings, tokenizer, listener, self._began))
         )
         self.thread.start()
-        self.http = httpx.Client(base_url=self.url, timeout=20)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
         self.openai = openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key="-", max_retries=0, timeout=20
+            base_url=f"{self.url}/v1", api_key="-", max_retries=0, timeout=60
         )
         wait_for(lambda: self.get("/health") is not None, what="health")
 
@@ -96,7 +96,7 @@ class Cluster:
             self.server.should_exit = True
         self.openai.close()
         self.http.close()
-        self.thread.join(20)
+        self.thread.join(60)
         for worker in self.workers:
             worker.leave()
         self.service.stop()

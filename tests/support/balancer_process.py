@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,15 +11,10 @@ from typing import Any
 
 import httpx
 
+from cluster import runtime
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-def free_port() -> int:
-    """A port of this host that nobody has at present."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class BalancerProcess:
@@ -29,7 +23,7 @@ class BalancerProcess:
     def __init__(
         self, bootstrap: str, model_dir: Path, model_name: str, log: Path, **settings: Any
     ) -> None:
-        self.port = free_port()
+        self.port = runtime.free_port("127.0.0.1")
         values = {
             "host": "127.0.0.1",
             "port": self.port,
@@ -61,7 +55,7 @@ class BalancerProcess:
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
 
     def start(self) -> None:
         """Begin a life; does not wait for it."""
@@ -80,7 +74,7 @@ class BalancerProcess:
         self._process.send_signal(number)
         return time.monotonic()
 
-    def wait_ended(self, timeout_s: float = 20.0) -> int:
+    def wait_ended(self, timeout_s: float = 60.0) -> int:
         """Wait for the process's end; its exit code."""
         assert self._process is not None
         return self._process.wait(timeout_s)
@@ -93,7 +87,7 @@ class BalancerProcess:
 
     def get(self, path: str) -> dict[str, Any]:
         """One GET's JSON."""
-        body: dict[str, Any] = httpx.get(f"{self.url}{path}", timeout=5).json()
+        body: dict[str, Any] = httpx.get(f"{self.url}{path}", timeout=60).json()
         return body
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
@@ -101,7 +95,7 @@ class BalancerProcess:
 
         def ready() -> bool:
             try:
-                return httpx.get(f"{self.url}/ready", timeout=2).status_code == 200
+                return httpx.get(f"{self.url}/ready", timeout=10).status_code == 200
             except httpx.HTTPError:
                 return False
 

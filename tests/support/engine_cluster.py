@@ -64,7 +64,7 @@ class EngineCluster:
             for role, count in self._counts.items():
                 for index in range(count):
                     self.start_engine(role, index)
-            wait_for(self._introduced, what="engines know each other")
+            wait_for(self._introduced, 60.0, "engines know each other")
             undo.pop_all()
         return self
 
@@ -130,7 +130,7 @@ class EngineCluster:
         """Whether no engine has a room, and every page is free or cached."""
         return all(_is_idle(engine) for engine in self.engines.values())
 
-    def wait_idle(self, timeout_s: float = 10.0) -> None:
+    def wait_idle(self, timeout_s: float = 60.0) -> None:
         """Wait until `idle`, then check that every core agrees with itself."""
         wait_for(self.idle, timeout_s, "all engines idle")
         for engine in self.engines.values():
@@ -157,7 +157,7 @@ class Gate:
 
     def wait_entered(self) -> None:
         """Block until a step waits here."""
-        assert self._entered.wait(30)
+        assert self._entered.wait(60)
 
     def open(self) -> None:
         """Let steps pass from now on."""

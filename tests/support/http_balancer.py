@@ -37,7 +37,7 @@ class HttpBalancer:
 
     def __enter__(self) -> "HttpBalancer":
         self._thread.start()
-        wait_for(lambda: self._server is not None and self._server.started, what="a server")
+        wait_for(lambda: self._server is not None and self._server.started, 60.0, "a server")
         return self
 
     def __exit__(
@@ -48,7 +48,7 @@ class HttpBalancer:
     ) -> None:
         assert self._server is not None
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self._listener.close()
 
@@ -58,9 +58,9 @@ class HttpBalancer:
 
     def get(self, path: str) -> httpx.Response:
         """One GET."""
-        return httpx.get(f"{self.url}{path}")
+        return httpx.get(f"{self.url}{path}", timeout=60)
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Wait until `/ready` is 200."""
         wait_for(lambda: self.get("/ready").status_code == 200, timeout_s, "readiness")
 

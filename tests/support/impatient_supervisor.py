@@ -12,17 +12,24 @@ STUCK_S = 2.0
 
 
 class ImpatientSupervisor(SupervisorActor):
-    """Writes `evicted-INCARNATION` beside the lives of DummyWorkers: whether the process was gone."""
+    """Writes `evicted-INCARNATION` beside the lives of DummyWorkers: whether the process was gone.
+
+    Patient until `lose_patience`, and again from the next eviction on: sound workers are slow at times.
+    """
 
     def __init__(self, folder: str, **arguments: Any) -> None:
-        supervisor_actor.STUCK_S = STUCK_S
         super().__init__(**arguments)
-        evict = self._bootstrap.evict
+        patience_s, evict = supervisor_actor.STUCK_S, self._bootstrap.evict
 
         def note(ref: WorkerRef) -> None:
             pid = int((Path(folder) / ref.incarnation).read_text())
             fact = "gone" if start_time(pid) is None else "alive"
             (Path(folder) / f"evicted-{ref.incarnation}").write_text(fact)
+            supervisor_actor.STUCK_S = patience_s
             evict(ref)
 
         self._bootstrap.evict = note  # type: ignore[method-assign]
+
+    def lose_patience(self) -> None:
+        """From now on a worker that is silent for STUCK_S is stuck."""
+        supervisor_actor.STUCK_S = STUCK_S

@@ -26,6 +26,7 @@ from tests.support.waiting import wait_for
 
 Manifest = dict[str, Any]
 
+_MOMENT_S = 60.0  # of what takes a moment, on a machine that does much else
 # The sandbox's image, a folder to mount on, the user; triples (ro|rw, source, target), `--`, the command.
 _BOOT = """
 set -e
@@ -139,13 +140,19 @@ class Container:
             )
         process = self._process
         self._pid = wait_for(
-            lambda: only_child(process.pid) or (process.poll() is not None and -1), 20, "a process"
+            lambda: only_child(process.pid) or (process.poll() is not None and -1),
+            _MOMENT_S,
+            "a process",
         )
         assert self._pid > 0, f"{self.spec.name} did not start:\n{self.log}"
-        wait_for(lambda: self._is_inside() or process.poll() is not None, 20, "its own root")
+        wait_for(lambda: self._is_inside() or process.poll() is not None, _MOMENT_S, "its own root")
         hook = self.spec.manifest.get("lifecycle", {}).get("postStart")
         if hook is not None:
-            wait_for(lambda: self.execute(hook["exec"]["command"], 10), 20, "the postStart hook")
+            wait_for(
+                lambda: self.execute(hook["exec"]["command"], _MOMENT_S),
+                _MOMENT_S,
+                "the postStart hook",
+            )
 
     def stop(self, grace_s: float) -> None:
         """As the kubelet does: SIGTERM, and after the grace SIGKILL."""
@@ -160,7 +167,7 @@ class Container:
         if self._process is not None:
             if self._process.poll() is None:
                 signal_quietly(self._pid, signal.SIGKILL)
-            self._process.wait(20)
+            self._process.wait(_MOMENT_S)
         if self.pause.shares_processes:  # no PID 1 of its own took them along
             for pid in marked("=".join(self._mark)):
                 signal_quietly(pid, signal.SIGKILL)

@@ -69,7 +69,7 @@ class Pod:
         begun = time.monotonic()
         self.terminating = True
         self._stopping.set()
-        self._thread.join(30)
+        self._thread.join(120)
         grace = self._grace_s if grace_s is None else grace_s
         end = begun + grace
         for sidecars in (False, True):
@@ -81,7 +81,7 @@ class Pod:
             for stop in stops:
                 stop.start()
             for stop in stops:
-                stop.join(grace + 30)
+                stop.join(grace + 90)
         self._pause_process.kill()
         self._pause_process.wait()
         return time.monotonic() - begun

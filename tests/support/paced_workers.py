@@ -66,7 +66,7 @@ class PacedPrefill(ScriptedWorker):
         """Say goodbye and vanish."""
         self._prompts.put(None)
         self.open.set()
-        self._thread.join(20)
+        self._thread.join(60)
         super().leave()
 
     def _answer(self, message: PrefillDispatch | DecodeDispatch) -> None:

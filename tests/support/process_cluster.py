@@ -116,7 +116,7 @@ class ProcessCluster:
         ref = self.members()[worker_id]
         process = self._processes[worker_id]
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
         self._evict(ref)
 
     def idle(self) -> bool:
@@ -131,7 +131,7 @@ class ProcessCluster:
         me = Peer(WorkerRef("test-supervisor", new_incarnation()), self.service.endpoint)
         client = BootstrapClient(self.service.endpoint, me, None, lambda event: None)
         client.start()
-        client.wait_ready(10)
+        client.wait_ready(60)
         client.evict(ref)
         wait_for(lambda: ref not in {m.info.peer.ref for m in client.members()}, what="eviction")
         client.stop()
@@ -140,8 +140,8 @@ class ProcessCluster:
 def _end(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
     try:
-        process.wait(15)
+        process.wait(60)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(5)
+        process.wait(60)
         raise AssertionError(f"engine process {process.pid} ignored SIGTERM") from None

@@ -42,13 +42,13 @@ class Prometheus:
         ]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(command, stderr=log, stdout=log)
-        self.url = wait_for(self._address, 30, "Prometheus's port")
-        wait_for(self._is_ready, 30, "Prometheus")
+        self.url = wait_for(self._address, 60, "Prometheus's port")
+        wait_for(self._is_ready, 60, "Prometheus")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
 
     def values(self, query: str) -> list[float]:
         """The present values of a query; raises for one that is wrong."""
@@ -59,14 +59,15 @@ class Prometheus:
         return [sample["metric"][label] for sample in self._query(query)]
 
     def _query(self, query: str) -> list[dict[str, Any]]:
-        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": query}).json()
+        url = f"{self.url}/api/v1/query"
+        answer = httpx.get(url, params={"query": query}, timeout=60).json()
         assert answer["status"] == "success", (query, answer)
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/-/ready").status_code == httpx.codes.OK
+            return httpx.get(f"{self.url}/-/ready", timeout=60).status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
 

@@ -13,6 +13,7 @@ from bootstrap.messages import (
     LegFailed,
     LegStats,
     Message,
+    Ping,
     PrefillDispatch,
     TokenBatch,
     TokenLogprobs,
@@ -27,12 +28,20 @@ class Outcome:
     """What came of one room."""
 
     room: bytes
+    first: int = 0  # the first position that is awaited
     tokens: dict[int, int] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)  # each that came
-    finish: FinishReason | None = None
+    end: tuple[int, FinishReason] | None = None  # the last position, once it came
     failures: dict[str, LegFailed] = field(default_factory=dict)  # by worker id
     stats: dict[str, LegStats] = field(default_factory=dict)  # by worker id
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """Why it ended, once all of it is here: the last token may overtake the other engine's first."""
+        if self.end is None or len(self.tokens) <= self.end[0] - self.first:
+            return None
+        return self.end[1]
 
     @property
     def output(self) -> list[int]:
@@ -50,13 +59,25 @@ class RawBalancer:
         self._rooms: dict[bytes, Outcome] = {}
         ref = WorkerRef("raw-balancer", new_incarnation())
         self.mailbox = Mailbox(ref, "127.0.0.1", self._on_message)
+        self._engines: dict[WorkerRef, Peer] = {}
+        self._stopping = threading.Event()
+        self._asking = threading.Thread(target=self._ask, name="raw-balancer-asks", daemon=True)
 
     def __enter__(self) -> "RawBalancer":
         self.mailbox.start()
+        self._asking.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._asking.join()
         self.mailbox.stop()
+
+    def _ask(self) -> None:
+        """No member, it is taken for dead unless it is heard, as a real balancer is."""
+        while not self._stopping.wait(1.0):
+            for peer in list(self._engines.values()):
+                self.mailbox.post(peer, Ping())
 
     def dispatch(
         self,
@@ -70,9 +91,10 @@ class RawBalancer:
         **prefill_only: Any,
     ) -> Outcome:
         """Begin an attempt; the outcome fills as messages come. `prefill_only` are its dispatch's."""
-        outcome = Outcome(new_room())
+        outcome = Outcome(new_room(), output_offset)
         with self._lock:
             self._rooms[outcome.room] = outcome
+        self._engines.update({engine.ref: engine.peer for engine in (prefill, decode)})
         me, token_ids = self.mailbox.peer, tuple(prompt)
         alone = sampling.max_tokens - output_offset == 1
         self.mailbox.post(
@@ -133,6 +155,8 @@ class RawBalancer:
                         outcome.prompt_logprobs.append(tokens.prompt_logprobs)
                     if tokens.stats is not None:
                         outcome.stats[sender.ref.worker_id] = tokens.stats
-                    outcome.finish = tokens.finish or outcome.finish
+                    if tokens.finish is not None:
+                        last = tokens.position + len(tokens.token_ids) - 1
+                        outcome.end = last, tokens.finish
             elif isinstance(message, LegFailed):
                 self._rooms[message.room].failures[sender.ref.worker_id] = message

@@ -46,7 +46,7 @@ class _Target:
         """Write to another target; the outcome's error."""
         self.pump.add_peer(metadata)
         self.pump.submit(None, metadata.agent_name, runs)
-        return self._ended.get(timeout=20)
+        return self._ended.get(timeout=60)
 
     def cpu_s(self) -> float:
         """CPU time of the process so far."""
@@ -112,15 +112,15 @@ class TargetProcess:
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone."""
         self.signal(signal.SIGKILL)
-        self._process.join(20)
+        self._process.join(60)
 
     def exit(self) -> int | None:
         """End in good order; the exit status."""
         if self._process.is_alive():
             self._conn.send(("exit", ()))
-            self._process.join(20)
+            self._process.join(60)
         return self._process.exitcode
 
     def _receive(self) -> Any:
-        assert self._conn.poll(30), "the target does not answer"
+        assert self._conn.poll(90), "the target does not answer"
         return self._conn.recv()

@@ -1,5 +1,6 @@
 """A whole cluster as its users start it: `pdserve up` in a process of its own."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -19,7 +20,7 @@ from tests.conftest import ROOT
 from tests.support.waiting import wait_for
 
 START_TIMEOUT_S = 120.0
-END_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 60.0
 
 
 class UpProcess:
@@ -87,9 +88,10 @@ class UpProcess:
     def pid_of(self, command: str) -> int:
         """The process below `up` whose command line holds `command`."""
         for pid in descendants(self.process.pid):
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if command in line:
-                return pid
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it just ended
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if command in line:
+                    return pid
         raise AssertionError(f"no process {command!r} below {self.process.pid}")
 
     def survivors(self) -> list[int]:
@@ -104,7 +106,7 @@ class UpProcess:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
 
@@ -115,12 +117,12 @@ class UpProcess:
 
     def incarnations(self) -> dict[str, str]:
         """Of every member, as the balancer sees them now."""
-        members = httpx.get(f"{self.url}/status").json()["members"]
+        members = httpx.get(f"{self.url}/status", timeout=60).json()["members"]
         return {member["worker"]: member["incarnation"] for member in members}
 
     def is_ready(self) -> bool:
         """Whether requests can be served now."""
         try:
-            return httpx.get(f"{self.url}/ready").status_code == http.client.OK
+            return httpx.get(f"{self.url}/ready", timeout=60).status_code == http.client.OK
         except httpx.TransportError:
             return False

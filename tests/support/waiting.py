@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(condition: Callable[[], T], timeout_s: float = 20.0, what: str = "condition") -> T:
+def wait_for(condition: Callable[[], T], timeout_s: float = 60.0, what: str = "condition") -> T:
     """The first true value of `condition`; fails after `timeout_s`, telling the last value."""
     deadline = time.monotonic() + timeout_s
     while True:

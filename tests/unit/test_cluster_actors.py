@@ -48,7 +48,7 @@ def test_a_life_from_import_to_stop(tmp_path: Path) -> None:
     assert report.ref.worker_id == "prefill-0"
     assert (tmp_path / report.ref.incarnation).read_text() == str(os.getpid())
     shell.stop()
-    life.join(10)
+    life.join(60)
     assert not life.is_alive()
 
 
@@ -72,7 +72,7 @@ def test_a_life_that_drains_tells_what_its_end_came_to(tmp_path: Path) -> None:
     shell = actor(tmp_path)
     life, words = serving(shell)
     shell.drain(7.0)
-    life.join(10)
+    life.join(60)
     assert words == ["drained within 7 s"]
     assert shell.report().stage == "draining"
 
@@ -85,7 +85,7 @@ def test_a_signal_drains_and_a_second_one_stops(tmp_path: Path) -> None:
     assert shell.report().stage == "draining"
     assert life.is_alive()  # its work is not done
     os.kill(os.getpid(), signal.SIGTERM)
-    life.join(10)
+    life.join(60)
     assert words == ["drained within 5 s"]
 
 

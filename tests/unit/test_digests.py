@@ -49,7 +49,7 @@ def test_the_digester_reads_the_pages_it_is_given_in_order() -> None:
     digester.submit(Blocks(R, 3, 5, (1, 0)), found.append)
     digester.submit(Blocks(R, 4, 0, (2,)), lambda digests: (found.append(digests), done.set()))
     digester.start()
-    assert done.wait(10.0)
+    assert done.wait(60.0)
     digester.stop()
     first = block_digest(BLOCK[::-1], R, 3, 5) + block_digest(BLOCK, R, 3, 6)
     assert found == [first, block_digest(bytes(1024), R, 4, 0)]
