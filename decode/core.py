@@ -315,7 +315,7 @@ class DecodeCore:
                 detail = f"prefill engine {event.ref} is gone"
                 self._fail(request, FailureReason.PEER_LOST, detail, now)
         if info is not None:
-            self._out.append(TearDown(event.ref, info.transfer.agent_name))
+            self._out.append(TearDown(info.peer, info.transfer.agent_name))
 
     def _writer_stopped(self, sender: Peer, message: WriterStopped, now: float) -> None:
         """Only the writer itself is believed."""

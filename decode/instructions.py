@@ -32,7 +32,7 @@ class DropSwap:
 class TearDown:
     """A dead prefill engine's connection has to go; answered by `TornDown`."""
 
-    ref: WorkerRef
+    writer: Peer
     agent_name: str
 
 

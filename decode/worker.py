@@ -45,8 +45,14 @@ class DecodeRole:
         elif isinstance(instruction, GiveUp):
             links.give_up(instruction.detail)
         elif isinstance(instruction, TearDown):
-            torn_down = TornDown(instruction.ref)
-            links.pump.remove_peer(instruction.agent_name, lambda: links.put(torn_down))
+            self._tear_down(links, instruction)
+
+    def _tear_down(self, links: Links, instruction: TearDown) -> None:
+        def done() -> None:  # on the pump's thread, which the transport belongs to
+            links.sever(instruction.writer)
+            links.put(TornDown(instruction.writer.ref))
+
+        links.pump.remove_peer(instruction.agent_name, done)
 
     def on_message(self, sender: Peer, message: Message) -> None:
         """All messages are the core's; what a record makes valid is looked at first."""

@@ -37,6 +37,7 @@ from engine.reload import WeightReloader
 from engine.settings import EngineSettings
 from kv_transfer.digests import Digester
 from kv_transfer.pump import TransferPump
+from kv_transfer.severing import host_of, is_deserted, sever
 
 STUCK_STEP_S = 300.0  # no step of a sound engine takes so long
 _WATCH_INTERVAL_S = 1.0
@@ -57,6 +58,9 @@ class Links:
     block_bytes: int
     digester: Digester
     give_up: Callable[[str], None]  # end this life, once its rooms have
+    sever: Callable[
+        [Peer], None
+    ]  # nothing of a dead peer's host arrives any more, if that is deserted
 
 
 class EngineRole(Protocol):
@@ -229,6 +233,7 @@ class EngineHost:
             block_bytes=parts.layout.block_bytes,
             digester=self._digester,
             give_up=self._give_up,
+            sever=self._sever,
         )
         self._info = WorkerInfo(
             peer=self.peer,
@@ -282,6 +287,15 @@ class EngineHost:
         logger.error("%s gives up: %s", self.ref, detail)
         self._crash = RemoteFault(f"{self.ref} gave up: {detail}")
         self._loop.drain(LAST_ROOMS_S)
+
+    def _sever(self, dead: Peer) -> None:
+        living = [member.info.peer.endpoint for member in self._client.members()]
+        living += [member.info.peer.endpoint for member in self._client.balancers()]
+        if is_deserted(dead.endpoint, [self.peer.endpoint, self.settings.bootstrap, *living]):
+            num_cut = sever(host_of(dead.endpoint))
+            logger.info(
+                "%s: shut down %d connections with the host of %s", self.ref, num_cut, dead.ref
+            )
 
     def _on_message(self, sender: Peer, message: Message) -> None:
         """On the mailbox's thread."""

@@ -196,7 +196,7 @@ class Worker(_Client):
         if isinstance(node, DecodeNode):
             orders, node.tear_downs = node.tear_downs, []
             for order in orders:
-                node.put(TornDown(order.ref))
+                node.put(TornDown(order.writer.ref))
         while node.digesting:
             node.digest()
         self._emit()

@@ -209,9 +209,9 @@ class Cluster:
         """After it nothing of the dead engine's can arrive here but what is under way already."""
         order = node.tear_downs.pop(0)
         for write in list(self.orphans):
-            if write.source.ref == order.ref and self._target(write) is node:
+            if write.source.ref == order.writer.ref and self._target(write) is node:
                 self.finish(write, "torn down")
-        node.put(TornDown(order.ref))
+        node.put(TornDown(order.writer.ref))
 
     def _land(self, write: Write) -> None:
         """One page arrives; of a dead engine or a write cut short it is garbage."""

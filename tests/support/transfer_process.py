@@ -1,10 +1,13 @@
 """A transfer target in a process of its own, told over a pipe what to check or do."""
 
+import fcntl
 import hashlib
 import multiprocessing
 import os
 import queue
 import signal
+import sys
+import termios
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -17,6 +20,7 @@ from kv_transfer.backends.port import TransferBackend
 from kv_transfer.backends.registry import make_backend
 from kv_transfer.layout import Run
 from kv_transfer.pump import TransferPump
+from kv_transfer.severing import sever
 
 HOST = "127.0.0.1"
 _spawn = multiprocessing.get_context("spawn")
@@ -52,9 +56,31 @@ class _Target:
         """CPU time of the process so far."""
         return time.process_time()
 
+    def open_inbound(self) -> None:
+        """Somebody may write to this target; it is so from the start."""
+        self.pump.open_inbound()
+
     def close_inbound(self) -> None:
         """Nobody writes to this target any more."""
         self.pump.close_inbound()
+
+    def sever(self, host: str) -> int:
+        """Shut down the connections with a host."""
+        return sever(host)
+
+    def num_unread(self) -> int:
+        """Bytes that have come to this process's TCP connections and wait to be read."""
+        return sum(_num_unread(int(name)) for name in os.listdir("/proc/self/fd"))
+
+
+def _num_unread(fd: int) -> int:
+    try:
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+            return 0
+        answer = fcntl.ioctl(fd, termios.FIONREAD, bytes(4))
+    except OSError:  # gone, or a socket that listens
+        return 0
+    return int.from_bytes(answer, sys.byteorder)
 
 
 def _serve(conn: Connection, backend_name: str, agent_name: str, num_bytes: int) -> None:

@@ -294,7 +294,7 @@ def test_quarantined_pages_are_nobodys_until_then() -> None:
 def test_rooms_that_still_need_a_prefill_engine_end_with_it(state: str, dead: bool) -> None:
     rig = rig_in(state)
     out = rig.event(PeerLeft(PREFILL.ref, dead))
-    tear_down = TearDown(PREFILL.ref, PREFILL_INFO.transfer.agent_name)
+    tear_down = TearDown(PREFILL, PREFILL_INFO.transfer.agent_name)
     assert of_type(out, TearDown) == ([tear_down] if dead else [])
     if state in ("running", "retracted"):
         assert sent(out, LegFailed) == []

@@ -67,7 +67,7 @@ class DecodeMachine(RuleBasedStateMachine):
             elif isinstance(instruction, DropSwap):
                 self.copies.discard(instruction.room)
             elif isinstance(instruction, TearDown):
-                assert instruction.ref not in [each.ref for each in self.prefills]
+                assert instruction.writer.ref not in [each.ref for each in self.prefills]
             elif isinstance(instruction, Post):
                 self.posted(instruction)
 
