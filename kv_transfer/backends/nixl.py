@@ -30,8 +30,7 @@ _UCX = "UCX"
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    base_address: int
-    num_bytes: int
+    metadata: TransferMetadata
     process: ProcessTag
     transport: str
 
@@ -68,6 +67,7 @@ class NixlBackend:
         self._arena: Arena | None = None
         self._registration: Any = None
         self._peers: dict[str, _Peer] = {}
+        self._broken: dict[str, TransferMetadata] = {}  # connections that failed a write
         self._ids = count()
         self._writes: dict[WriteId, _Write] = {}
         self._ended: list[WriteOutcome] = []
@@ -117,12 +117,11 @@ class NixlBackend:
             raise TransferError(f"peer {name} calls itself {loaded.decode()}")
         direct = ucx.may_write_directly(blob.process, metadata.base_address)
         transport = "shm" if direct and ucx.allows_shared_memory() else _by_network()
-        self._peers[name] = _Peer(
-            metadata.base_address, metadata.num_bytes, blob.process, transport
-        )
+        self._peers[name] = _Peer(metadata, blob.process, transport)
 
     def remove_peer(self, agent_name: str) -> None:
         """See the port. Over TCP, bytes that the kernel already holds can still arrive."""
+        self._broken.pop(agent_name, None)
         if self._peers.pop(agent_name, None) is None:
             return
         self._disconnect(agent_name)
@@ -132,15 +131,18 @@ class NixlBackend:
 
     def write(self, agent_name: str, runs: Sequence[Run]) -> WriteId:
         """See the port. Over shared memory the bytes are copied here and now, by the kernel."""
+        if agent_name in self._broken:
+            self._connect_again(agent_name)
         peer = self._peers.get(agent_name)
         if peer is None:
             raise TransferError(f"unknown peer {agent_name}")
         arena = self._own_arena()
-        check_runs(runs, arena.num_bytes, peer.num_bytes)
+        check_runs(runs, arena.num_bytes, peer.metadata.num_bytes)
         if is_gone(peer.process):  # its pid may already name another process
             raise TransferError(f"peer {agent_name}: its process is gone")
         local = _regions(arena.address, [(run.local_offset, run.num_bytes) for run in runs])
-        remote = _regions(peer.base_address, [(run.remote_offset, run.num_bytes) for run in runs])
+        base = peer.metadata.base_address
+        remote = _regions(base, [(run.remote_offset, run.num_bytes) for run in runs])
         agent = self._agent
         try:
             handle = agent.initialize_xfer(
@@ -153,6 +155,7 @@ class NixlBackend:
             )
             state = agent.transfer(handle)
         except self._errors as error:
+            self._broken[agent_name] = peer.metadata
             raise TransferError(f"peer {agent_name}: {error}") from error
         write_id = next(self._ids)
         self._writes[write_id] = _Write(agent_name, handle)
@@ -195,11 +198,28 @@ class NixlBackend:
 
     def _end(self, write_id: WriteId, error: str | None) -> None:
         write = self._writes.pop(write_id)
+        peer = self._peers.get(write.agent_name)
+        if error is not None and peer is not None:
+            self._broken[write.agent_name] = peer.metadata
         try:
             write.handle.release()
         except self._errors as failure:
             logger.warning("write to %s was not released: %s", write.agent_name, failure)
         self._ended.append(WriteOutcome(write_id, error))
+
+    def _connect_again(self, agent_name: str) -> None:
+        """NIXL lets every write fail over a connection that was reset once, for ever.
+
+        What is still under way over the old one ends with an error. Raises TransferError; the next write
+        tries again.
+        """
+        metadata = self._broken[agent_name]
+        self.remove_peer(agent_name)
+        try:
+            self.add_peer(metadata)
+        except TransferError:
+            self._broken[agent_name] = metadata
+            raise
 
     def _disconnect(self, agent_name: str) -> None:
         try:

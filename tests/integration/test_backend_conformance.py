@@ -23,6 +23,7 @@ from kv_transfer.backends.port import TransferBackend, WriteId
 from kv_transfer.backends.registry import make_backend
 from kv_transfer.layout import Run, merge_runs
 from tests.support.transfer_process import HOST, TargetProcess
+from tests.support.waiting import wait_for
 
 MIB = 1 << 20
 ARENA = 64 * MIB
@@ -233,6 +234,16 @@ def test_removed_peer_takes_no_writes_until_it_is_back(
     writer.backend.add_peer(target.metadata)
     writer.backend.add_peer(target.metadata)
     assert writer.write(target, [Run(PAGE, 2 * PAGE, PAGE)]) is None
+    assert target.ask("digest", 2 * PAGE, PAGE) == writer.digest(PAGE, PAGE)
+
+
+def test_a_connection_that_was_reset_is_made_anew(writer: Writer, target: TargetProcess) -> None:
+    assert writer.write(target, [Run(0, 0, PAGE)]) is None
+    target.ask("sever", HOST)
+    target.ask("fill", 0)
+    # One or the other write notices the reset, and fails.
+    runs = [Run(PAGE, 2 * PAGE, PAGE)]
+    wait_for(lambda: [writer.write(target, runs) for _ in range(9)] == [None] * 9, what="good ones")
     assert target.ask("digest", 2 * PAGE, PAGE) == writer.digest(PAGE, PAGE)
 
 
