@@ -226,7 +226,7 @@ class DecodeCore:
         if request is None:
             return
         if event.problem is not None:
-            self._fail(request, FailureReason.BAD_REQUEST, event.problem, now)
+            self._fail(request, event.reason, event.problem, now)
             return
         request.grammar = event.grammar
         if request.state is _S.EXPECTED:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from bootstrap.identity import Peer, WorkerRef
 from bootstrap.membership import WorkerInfo, WorkerLoad
-from bootstrap.messages import Message
+from bootstrap.messages import FailureReason, Message
 from bootstrap.sampling import GrammarSpec
 from engine.step import RowFault, SampledToken, ScoredPrompt, SequenceChunk
 
@@ -54,6 +54,7 @@ class GrammarCompiled:
     room: bytes
     grammar: object
     problem: str | None = None
+    reason: FailureReason = FailureReason.BAD_REQUEST  # of a room that ends by it
 
 
 @dataclass(frozen=True, slots=True)

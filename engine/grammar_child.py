@@ -62,11 +62,11 @@ def _serve(tokenizer_path: str) -> None:
         # Either signal ends this process, also when nobody is left to kill it.
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         signal.setitimer(signal.ITIMER_REAL, WALL_S)
-        spec = msgspec.json.decode(line, type=GrammarSpec)
-        answers.write(msgspec.json.encode(problem_with(spec, tokenizer)) + b"\n")
-        answers.flush()
+        problem = problem_with(msgspec.json.decode(line, type=GrammarSpec), tokenizer)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        answers.write(msgspec.json.encode(problem) + b"\n")
+        answers.flush()
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ class GrammarCompiler:
         self._grammars: OrderedDict[GrammarSpec, Grammar] = OrderedDict()
 
     def compile(self, spec: GrammarSpec) -> Grammar:
-        """Compile here and now; raises BadGrammar."""
+        """Compile here and now; raises BadGrammar, or GrammarUnchecked where this machine is too busy."""
         with self._lock:
             if spec in self._grammars:
                 self._grammars.move_to_end(spec)
@@ -98,13 +98,13 @@ class GrammarCompiler:
                 self._grammars.popitem(last=False)
         return grammar
 
-    def submit(self, spec: GrammarSpec, done: Callable[[Grammar | str], None]) -> None:
-        """Compile on a thread; `done` gets the grammar or what is wrong with it, on that thread."""
+    def submit(self, spec: GrammarSpec, done: Callable[[Grammar | BaseException], None]) -> None:
+        """Compile on a thread; `done` gets the grammar or what `compile` raised, on that thread."""
 
         def finished(future: "Future[Grammar]") -> None:
             if not future.cancelled():
                 error = future.exception()
-                done(future.result() if error is None else f"grammar: {error}")
+                done(future.result() if error is None else error)
 
         self._threads.submit(self.compile, spec).add_done_callback(finished)
 

@@ -13,24 +13,31 @@ import sys
 import threading
 from collections import OrderedDict
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 
 import msgspec
 
-from bootstrap.errors import ConfigError, RemoteFault
+from bootstrap.errors import RemoteFault
 from bootstrap.sampling import GrammarSpec
 from engine.grammar import MAX_TEXT_CHARS
 
 CPU_S = 3.0
-WALL_S = 20.0  # a child that got no computing time until then gets no more
+WALL_S = 10.0  # a child that did not get so much computing until then gets no more
 START_TIMEOUT_S = 60.0
 READY = b"ready\n"
 MAX_REMEMBERED = 256
-_ENDED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGALRM, -signal.SIGTERM)
 
 
 class GrammarUnchecked(RemoteFault):
     """A grammar that may be sound but cannot be checked now; another try may."""
+
+
+class _Silence(Enum):
+    """Why a child gave no answer."""
+
+    TOO_LONG = "too long"
+    ENDED = "ended"
 
 
 class GrammarProbe:
@@ -74,16 +81,19 @@ class GrammarProbe:
 
     def _ask(self, spec: GrammarSpec) -> str | None:
         child = self._running()
+        if child is None:
+            return "grammars cannot be checked here"
         answer = _exchange(child, msgspec.json.encode(spec) + b"\n", WALL_S)
-        if answer is None:
-            self._child = None
-            if _end(child) in _ENDED_FROM_OUTSIDE:
-                raise GrammarUnchecked(f"no verdict within {WALL_S:g} s: this machine is too busy")
-            return f"too complex: it needs more than {CPU_S:g} s of computing or too much memory"
-        return msgspec.json.decode(answer, type=str) or None
+        if isinstance(answer, bytes):
+            return msgspec.json.decode(answer, type=str) or None
+        self._child = None
+        if _end(child) == -signal.SIGALRM or answer is _Silence.TOO_LONG or self._closed:
+            raise GrammarUnchecked(f"no verdict within {WALL_S:g} s: this machine is too busy")
+        return f"too complex: it needs more than {CPU_S:g} s of computing or too much memory"
 
-    def _running(self) -> "subprocess.Popen[bytes]":
-        """The child, ready for a question; raises GrammarUnchecked where none can run."""
+    def _running(self) -> "subprocess.Popen[bytes] | None":
+        """The child, ready for a question; None where it ends by itself at its start, GrammarUnchecked
+        where it has no chance to start."""
         if self._child is not None and self._child.poll() is not None:
             _end(self._child)  # it died while nobody asked
             self._child = None
@@ -91,8 +101,9 @@ class GrammarProbe:
             child = _start(self._tokenizer_path)
             self._child = child
             if self._closed or _exchange(child, b"", START_TIMEOUT_S) != READY:
-                _end(child)
                 self._child = None
+                if _end(child) >= 0:
+                    return None
         if self._child is None:
             raise GrammarUnchecked("the process that checks grammars did not start")
         return self._child
@@ -110,24 +121,36 @@ def _start(tokenizer_path: Path | None) -> subprocess.Popen[bytes]:
             start_new_session=True,  # the terminal's Ctrl-C is not for it
         )
     except OSError as error:
-        raise ConfigError(f"cannot start {sys.executable} to check grammars: {error}") from error
+        raise GrammarUnchecked(
+            f"the process that checks grammars did not start: {error}"
+        ) from error
 
 
-def _exchange(child: "subprocess.Popen[bytes]", question: bytes, timeout_s: float) -> bytes | None:
-    """One line out, one line back; None when the child is too slow or ends."""
+def _exchange(
+    child: "subprocess.Popen[bytes]", question: bytes, timeout_s: float
+) -> "bytes | _Silence":
+    """One line out, one line back."""
     assert child.stdin is not None
     assert child.stdout is not None
-    timer = threading.Timer(timeout_s, child.kill)
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        child.kill()
+
+    timer = threading.Timer(timeout_s, give_up)
     timer.daemon = True
     timer.start()
+    answer = b""
     try:
         child.stdin.write(question)
         child.stdin.flush()
-        return child.stdout.readline() or None
-    except OSError:
-        return None
+        answer = child.stdout.readline()
+    except OSError:  # it ended
+        pass
     finally:
         timer.cancel()
+    return answer or (_Silence.TOO_LONG if late.is_set() else _Silence.ENDED)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> int:

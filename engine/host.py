@@ -24,13 +24,14 @@ from bootstrap.errors import LocalMisuse, RemoteFault
 from bootstrap.identity import Peer, Role, WorkerRef, new_incarnation
 from bootstrap.mailbox import Mailbox
 from bootstrap.membership import WorkerInfo, WorkerLoad
-from bootstrap.messages import Message, Ping, Pong
+from bootstrap.messages import FailureReason, Message, Ping, Pong
 from bootstrap.security import Security
 from engine.assembly import EngineParts, OnStage, build_engine, published_limits
 from engine.beat import Beat
 from engine.commands import ForgetWeights, UseWeights
 from engine.core import BalancerIsMember, CompileGrammar, EngineCore, GrammarCompiled, Received
 from engine.grammar_compiler import Grammar
+from engine.grammar_probe import GrammarUnchecked
 from engine.limits import EngineLimits
 from engine.loop import EngineLoop
 from engine.reload import WeightReloader
@@ -256,9 +257,14 @@ class EngineHost:
         closers.callback(self._digester.stop)
 
     def _compile_grammar(self, parts: EngineParts, instruction: CompileGrammar) -> None:
-        def done(outcome: Grammar | str) -> None:
-            grammar, problem = (None, outcome) if isinstance(outcome, str) else (outcome, None)
-            self._loop.inbox.put(GrammarCompiled(instruction.room, grammar, problem))
+        def done(outcome: Grammar | BaseException) -> None:
+            event = GrammarCompiled(instruction.room, outcome)
+            if isinstance(outcome, BaseException):
+                # Whoever is too busy to tell is asked again, here or elsewhere, until the deadline.
+                is_busy = isinstance(outcome, GrammarUnchecked)
+                reason = FailureReason.QUEUE_FULL if is_busy else FailureReason.BAD_REQUEST
+                event = GrammarCompiled(instruction.room, None, f"grammar: {outcome}", reason)
+            self._loop.inbox.put(event)
 
         parts.grammars.submit(instruction.spec, done)
 
@@ -292,10 +298,14 @@ class EngineHost:
         living = [member.info.peer.endpoint for member in self._client.members()]
         living += [member.info.peer.endpoint for member in self._client.balancers()]
         if is_deserted(dead.endpoint, [self.peer.endpoint, self.settings.bootstrap, *living]):
-            num_cut = sever(host_of(dead.endpoint))
-            logger.info(
-                "%s: shut down %d connections with the host of %s", self.ref, num_cut, dead.ref
-            )
+            try:
+                num_cut = sever(host_of(dead.endpoint))
+            except OSError as error:  # the settling time alone has to do
+                logger.warning("%s: the host of %s is not cut off: %s", self.ref, dead.ref, error)
+            else:
+                logger.info(
+                    "%s: shut down %d connections with the host of %s", self.ref, num_cut, dead.ref
+                )
 
     def _on_message(self, sender: Peer, message: Message) -> None:
         """On the mailbox's thread."""

@@ -7,6 +7,7 @@ tail: a socket of ours that is shut down takes what has already come and answers
 hardware gives a connection up after seconds.
 """
 
+import errno
 import ipaddress
 import os
 import socket
@@ -19,21 +20,27 @@ def host_of(endpoint: str) -> str:
 
 
 def is_deserted(endpoint: str, others: Iterable[str]) -> bool:
-    """Whether none of the endpoints `others` is on the host of `endpoint`, which must be an address."""
-    return _address(host_of(endpoint)) is not None and host_of(endpoint) not in map(host_of, others)
+    """Whether none of the endpoints `others` is on the host of `endpoint`.
+
+    Only addresses can be compared: a host with a name counts as none of the others, and is never deserted.
+    """
+    host = _address(host_of(endpoint))
+    return host is not None and host not in {_address(host_of(other)) for other in others}
 
 
 def sever(host: str) -> int:
     """Shut down this process's TCP connections with the address `host`; how many there were.
 
     Whoever owns one sees its end as if the other side had closed it. What had come by then can still be
-    read; nothing comes after it.
+    read; nothing comes after it. Raises OSError where no file descriptor is left to look with.
     """
     num_cut = 0
     for name in os.listdir("/proc/self/fd"):
         try:
             duplicate = os.dup(int(name))  # pins what it names: numbers are reused
-        except OSError:  # the listing's own
+        except OSError as error:
+            if error.errno != errno.EBADF:  # the listing's own, or closed since
+                raise
             continue
         try:
             connection = socket.socket(fileno=duplicate)

@@ -226,7 +226,7 @@ class PrefillCore:
     def _grammar_compiled(self, event: GrammarCompiled, now: float) -> None:
         request = self._rooms.get(event.room)
         if event.problem is not None:
-            self._fail(event.room, FailureReason.BAD_REQUEST, event.problem, now)
+            self._fail(event.room, event.reason, event.problem, now)
         elif request is not None:
             request.grammar = event.grammar
 

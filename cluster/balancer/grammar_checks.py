@@ -8,6 +8,7 @@ from bootstrap.sampling import GrammarSpec
 from engine.grammar_probe import GrammarProbe, GrammarUnchecked
 
 MAX_WAITING = 64
+MAX_WAIT_S = 20.0
 
 
 class GrammarChecks:
@@ -25,7 +26,10 @@ class GrammarChecks:
         self._num_waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._probe.verdict, grammar)
+            answer = loop.run_in_executor(self._thread, self._probe.verdict, grammar)
+            return await asyncio.wait_for(answer, MAX_WAIT_S)
+        except asyncio.TimeoutError as error:  # one that did not begin never does
+            raise GrammarUnchecked(f"no verdict within {MAX_WAIT_S:g} s") from error
         finally:
             self._num_waiting -= 1
 

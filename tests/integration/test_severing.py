@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bootstrap.identity import Role
@@ -14,7 +15,8 @@ from kv_transfer.backends.port import TransferBackend
 from kv_transfer.backends.registry import make_backend
 from kv_transfer.layout import Run
 from kv_transfer.severing import sever
-from tests.support.engine_cluster import EngineCluster
+from tests.support.engine_cluster import MODEL_NAME, EngineCluster
+from tests.support.http_balancer import HttpBalancer
 from tests.support.tiny_model import make_tiny_model
 from tests.support.transfer_process import HOST, TargetProcess
 from tests.support.waiting import wait_for
@@ -135,3 +137,22 @@ def test_a_decode_engine_severs_the_host_of_a_dead_engine_if_nobody_else_is_ther
         said = lambda: "connections with the host of p0" in caplog.text  # noqa: E731
         wait_for(lambda: said() or not is_severed, what="its host is severed")
     assert said() == is_severed
+
+
+def test_a_cluster_whose_connections_are_all_cut_serves_on(tmp_path: Path, tcp: None) -> None:
+    model_dir = make_tiny_model(tmp_path)
+    body = {"model": MODEL_NAME, "prompt": [*range(10, 40)], "max_tokens": 12, "temperature": 0}
+    with (
+        EngineCluster(model_dir, transfer="nixl", prefix_caching=False) as cluster,
+        HttpBalancer(cluster.bootstrap, model_dir, MODEL_NAME) as balancer,
+    ):
+
+        def text() -> str | None:
+            answer = httpx.post(f"{balancer.url}/v1/completions", json=body, timeout=60)
+            return answer.json()["choices"][0]["text"] if answer.is_success else None
+
+        balancer.wait_ready()
+        expected = wait_for(text, what="an answer")
+        assert sever(HOST) > 0  # of engines, balancer and bootstrap service, which are all here
+        assert wait_for(text, what="an answer over new connections") == expected
+        cluster.wait_idle()

@@ -109,6 +109,14 @@ def test_a_bad_grammar_is_a_bad_request() -> None:
     assert sent(out, AbortRoom, PREFILL)
 
 
+def test_a_grammar_that_nobody_had_time_for_may_be_asked_about_again() -> None:
+    rig = DecodeRig()
+    rig.dispatch(1, sampling=BOUND)
+    out = rig.event(GrammarCompiled(room(1), None, "busy", FailureReason.QUEUE_FULL))
+    (failed,) = sent(out, LegFailed, BALANCER)
+    assert failed.reason is FailureReason.QUEUE_FULL
+
+
 def test_a_grammar_for_a_room_that_ended_changes_nothing() -> None:
     rig = DecodeRig()
     rig.dispatch(1, sampling=BOUND)

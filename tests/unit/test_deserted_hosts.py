@@ -13,6 +13,8 @@ from kv_transfer.severing import host_of, is_deserted
         ("tcp://10.0.0.1:7000", ["tcp://10.0.0.11:7000"], True),
         ("tcp://[fd00::1]:7000", ["tcp://[fd00::1]:7001"], False),
         ("tcp://[fd00::1]:7000", ["tcp://[fd00::2]:7001"], True),
+        ("tcp://[fd00::1]:7000", ["tcp://[fd00:0::1]:7001"], False),
+        ("tcp://10.0.0.1:7000", ["tcp://head:7100"], True),
         ("tcp://host-a:7000", ["tcp://host-b:7000"], False),  # names: who knows what they mean
     ],
 )

@@ -181,6 +181,13 @@ def test_a_bad_grammar_is_a_bad_request(num_steps: int) -> None:
     core.validate()
 
 
+def test_a_grammar_that_nobody_had_time_for_may_be_asked_about_again() -> None:
+    core = core_with(dispatch(1, 12, sampling=BOUND))
+    core.handle(GrammarCompiled(room(1), None, "busy", FailureReason.QUEUE_FULL), 0.0)
+    (failed,) = sent(core.drain(), LegFailed, BALANCER)
+    assert failed.reason is FailureReason.QUEUE_FULL
+
+
 def test_a_grammar_for_a_room_that_ended_changes_nothing() -> None:
     core = core_with(dispatch(1, 6, sampling=BOUND))
     core.handle(Received(BALANCER, AbortRoom(room(1), FailureReason.CANCELLED)), 0.0)
