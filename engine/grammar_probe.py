@@ -7,13 +7,12 @@ grammar's fault: then there is no verdict.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 
 import msgspec
@@ -31,13 +30,6 @@ MAX_REMEMBERED = 256
 
 class GrammarUnchecked(RemoteFault):
     """A grammar that may be sound but cannot be checked now; another try may."""
-
-
-class _Silence(Enum):
-    """Why a child gave no answer."""
-
-    TOO_LONG = "too long"
-    ENDED = "ended"
 
 
 class GrammarProbe:
@@ -83,11 +75,13 @@ class GrammarProbe:
         child = self._running()
         if child is None:
             return "grammars cannot be checked here"
+        asked_at = time.monotonic()
         answer = _exchange(child, msgspec.json.encode(spec) + b"\n", WALL_S)
-        if isinstance(answer, bytes):
+        if answer is not None:
             return msgspec.json.decode(answer, type=str) or None
+        _end(child)
         self._child = None
-        if _end(child) == -signal.SIGALRM or answer is _Silence.TOO_LONG or self._closed:
+        if self._closed or time.monotonic() - asked_at >= WALL_S:
             raise GrammarUnchecked(f"no verdict within {WALL_S:g} s: this machine is too busy")
         return f"too complex: it needs more than {CPU_S:g} s of computing or too much memory"
 
@@ -126,31 +120,21 @@ def _start(tokenizer_path: Path | None) -> subprocess.Popen[bytes]:
         ) from error
 
 
-def _exchange(
-    child: "subprocess.Popen[bytes]", question: bytes, timeout_s: float
-) -> "bytes | _Silence":
-    """One line out, one line back."""
+def _exchange(child: "subprocess.Popen[bytes]", question: bytes, timeout_s: float) -> bytes | None:
+    """One line out, one line back; None when the child is too slow or ends."""
     assert child.stdin is not None
     assert child.stdout is not None
-    late = threading.Event()
-
-    def give_up() -> None:
-        late.set()
-        child.kill()
-
-    timer = threading.Timer(timeout_s, give_up)
+    timer = threading.Timer(timeout_s, child.kill)
     timer.daemon = True
     timer.start()
-    answer = b""
     try:
         child.stdin.write(question)
         child.stdin.flush()
-        answer = child.stdout.readline()
-    except OSError:  # it ended
-        pass
+        return child.stdout.readline() or None
+    except OSError:
+        return None
     finally:
         timer.cancel()
-    return answer or (_Silence.TOO_LONG if late.is_set() else _Silence.ENDED)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> int:

@@ -59,9 +59,7 @@ class Links:
     block_bytes: int
     digester: Digester
     give_up: Callable[[str], None]  # end this life, once its rooms have
-    sever: Callable[
-        [Peer], None
-    ]  # nothing of a dead peer's host arrives any more, if that is deserted
+    sever: Callable[[Peer], None]  # cut a dead peer's host off, if nobody else is there
 
 
 class EngineRole(Protocol):
@@ -258,8 +256,9 @@ class EngineHost:
 
     def _compile_grammar(self, parts: EngineParts, instruction: CompileGrammar) -> None:
         def done(outcome: Grammar | BaseException) -> None:
-            event = GrammarCompiled(instruction.room, outcome)
-            if isinstance(outcome, BaseException):
+            if isinstance(outcome, Grammar):
+                event = GrammarCompiled(instruction.room, outcome)
+            else:
                 # Whoever is too busy to tell is asked again, here or elsewhere, until the deadline.
                 is_busy = isinstance(outcome, GrammarUnchecked)
                 reason = FailureReason.QUEUE_FULL if is_busy else FailureReason.BAD_REQUEST

@@ -12,11 +12,12 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 
 def host_of(endpoint: str) -> str:
     """The host in `tcp://HOST:PORT`, without brackets."""
-    return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return urlsplit(endpoint).hostname or ""
 
 
 def is_deserted(endpoint: str, others: Iterable[str]) -> bool:

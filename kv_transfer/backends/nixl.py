@@ -67,7 +67,7 @@ class NixlBackend:
         self._arena: Arena | None = None
         self._registration: Any = None
         self._peers: dict[str, _Peer] = {}
-        self._broken: dict[str, TransferMetadata] = {}  # connections that failed a write
+        self._broken: set[str] = set()  # peers whose connection failed a write
         self._ids = count()
         self._writes: dict[WriteId, _Write] = {}
         self._ended: list[WriteOutcome] = []
@@ -102,9 +102,11 @@ class NixlBackend:
 
     def add_peer(self, metadata: TransferMetadata) -> None:
         """See the port. Sends nothing: the connection is made by the first write."""
+        if metadata.agent_name not in self._peers:
+            self._connect(metadata)
+
+    def _connect(self, metadata: TransferMetadata) -> None:
         name = metadata.agent_name
-        if name in self._peers:
-            return
         blob = unpack_blob(metadata, self.name)
         if is_gone(blob.process):
             raise TransferError(f"peer {name}: its process is gone")
@@ -121,21 +123,17 @@ class NixlBackend:
 
     def remove_peer(self, agent_name: str) -> None:
         """See the port. Over TCP, bytes that the kernel already holds can still arrive."""
-        self._broken.pop(agent_name, None)
-        if self._peers.pop(agent_name, None) is None:
-            return
-        self._disconnect(agent_name)
-        for write_id, write in list(self._writes.items()):
-            if write.agent_name == agent_name:
-                self._end(write_id, "peer was removed")
+        if self._peers.pop(agent_name, None) is not None:
+            self._drop(agent_name, "peer was removed")
+            self._broken.discard(agent_name)
 
     def write(self, agent_name: str, runs: Sequence[Run]) -> WriteId:
         """See the port. Over shared memory the bytes are copied here and now, by the kernel."""
-        if agent_name in self._broken:
-            self._connect_again(agent_name)
         peer = self._peers.get(agent_name)
         if peer is None:
             raise TransferError(f"unknown peer {agent_name}")
+        if agent_name in self._broken:
+            self._connect_again(peer)
         arena = self._own_arena()
         check_runs(runs, arena.num_bytes, peer.metadata.num_bytes)
         if is_gone(peer.process):  # its pid may already name another process
@@ -155,7 +153,7 @@ class NixlBackend:
             )
             state = agent.transfer(handle)
         except self._errors as error:
-            self._broken[agent_name] = peer.metadata
+            self._broken.add(agent_name)
             raise TransferError(f"peer {agent_name}: {error}") from error
         write_id = next(self._ids)
         self._writes[write_id] = _Write(agent_name, handle)
@@ -198,28 +196,29 @@ class NixlBackend:
 
     def _end(self, write_id: WriteId, error: str | None) -> None:
         write = self._writes.pop(write_id)
-        peer = self._peers.get(write.agent_name)
-        if error is not None and peer is not None:
-            self._broken[write.agent_name] = peer.metadata
+        if error is not None:
+            self._broken.add(write.agent_name)
         try:
             write.handle.release()
         except self._errors as failure:
             logger.warning("write to %s was not released: %s", write.agent_name, failure)
         self._ended.append(WriteOutcome(write_id, error))
 
-    def _connect_again(self, agent_name: str) -> None:
+    def _connect_again(self, peer: _Peer) -> None:
         """NIXL lets every write fail over a connection that was reset once, for ever.
 
         What is still under way over the old one ends with an error. Raises TransferError; the next write
         tries again.
         """
-        metadata = self._broken[agent_name]
-        self.remove_peer(agent_name)
-        try:
-            self.add_peer(metadata)
-        except TransferError:
-            self._broken[agent_name] = metadata
-            raise
+        self._drop(peer.metadata.agent_name, "its connection broke")
+        self._connect(peer.metadata)
+        self._broken.discard(peer.metadata.agent_name)
+
+    def _drop(self, agent_name: str, why: str) -> None:
+        self._disconnect(agent_name)
+        for write_id, write in list(self._writes.items()):
+            if write.agent_name == agent_name:
+                self._end(write_id, why)
 
     def _disconnect(self, agent_name: str) -> None:
         try:
