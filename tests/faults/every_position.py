@@ -2,9 +2,9 @@
 
 A real engine process is held just after it sent the token of that position and killed there; position 0 is
 the bootstrap token, so the engine dies holding the handoff and having said nothing. The client must get
-every token once, and the very ones of the unbroken run: the model computes in float32, and sampling is
-keyed by (seed, position). A continuation computes the delivered tokens in one chunk where the unbroken
-run computed them one by one; where the two orders of summation decide a token differently, that is told.
+every token once, and the very ones of the unbroken run: sampling is keyed by (seed, position), and the
+model computes in float64, so that it does not matter that a continuation computes the delivered tokens in
+one chunk where the unbroken run computed them one by one.
 """
 
 import argparse

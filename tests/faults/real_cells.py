@@ -152,15 +152,14 @@ class _Run:
         """Run it; a wrong outcome is a result, not an error."""
         cell = self._cell
         try:
-            try:
-                answers = self._run()
-            finally:
-                if self._waking is not None:
-                    self._waking.cancel()
+            answers = self._run()
             self._mend()
             faults = self._faults_of(answers)
         except AssertionError as error:
             return CellResult(cell.name, HUNG, self._detection_s, str(error)[:2000], ok=False)
+        finally:  # the cluster may end before it fires
+            if self._waking is not None:
+                self._waking.cancel()
         outcomes = "+".join(sorted({a.outcome for a in answers}))
         return CellResult(cell.name, outcomes, self._detection_s, "; ".join(faults), not faults)
 

@@ -12,9 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -94,23 +92,15 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)  # what is just ending may still write there
 
 
-def members(up: UpProcess) -> list[dict[str, Any]]:
-    return list(httpx.get(f"{up.url}/status", timeout=60).json()["members"])
-
-
-def incarnations(up: UpProcess) -> dict[str, str]:
-    return {member["worker"]: member["incarnation"] for member in members(up)}
-
-
 def wait_engines(up: UpProcess, *names: str) -> None:
     """The supervisor may know before the balancer does."""
-    wait_for(lambda: incarnations(up).keys() == set(names), what=f"{names} alone")
+    wait_for(lambda: up.incarnations().keys() == set(names), what=f"{names} alone")
 
 
 def holds_nothing(up: UpProcess) -> bool:
     return all(
         {state for state, n in member["pages"].items() if n} <= {"free", "cached"}
-        for member in members(up)
+        for member in up.members()
     )
 
 
@@ -124,20 +114,20 @@ def test_engines_are_restarted_scaled_and_drained_under_load_and_no_request_fail
         load = Load(up.url)
         load.begin(NUM_CLIENTS)
         try:
-            before = incarnations(up)
+            before = up.incarnations()
             restart = up.command("restart")
             assert restart.returncode == 0, restart.stderr
             assert restart.stdout.count("every room finished here") == 4
             assert restart.stdout.count("serves again after") == 4
             old = set(before.values())
-            wait_for(lambda: not old & set(incarnations(up).values()), what="new lives")
+            wait_for(lambda: not old & set(up.incarnations().values()), what="new lives")
             wait_engines(up, *before)
-            after = incarnations(up)
+            after = up.incarnations()
 
             scale = up.command("scale", "--decode", "1", "--prefill", "1")
             assert scale.returncode == 0, scale.stderr
             wait_engines(up, "decode-0", "prefill-0")
-            assert incarnations(up)["decode-0"] == after["decode-0"]
+            assert up.incarnations()["decode-0"] == after["decode-0"]
 
             restart = up.command("restart", "--role", "decode")  # the only one
             assert restart.returncode == 0, restart.stderr

@@ -22,6 +22,7 @@ from tests.support.engine_cluster import MODEL_NAME, EngineCluster
 from tests.support.http_balancer import HttpBalancer
 from tests.support.tiny_model import make_tiny_model
 from tests.support.waiting import wait_for
+from tests.support.waiting_client import wait_for_requests
 
 IDLE_WITHIN_S = 30.0
 PROMPT = list(range(10, 34))  # 6 blocks
@@ -111,12 +112,6 @@ def serving(cluster: EngineCluster, model_dir: Path, **settings: float) -> Itera
         yield balancer
 
 
-def num_calls(balancer: HttpBalancer) -> int:
-    """Calls that have come and have no whole answer; the core knows none that has no pair yet."""
-    assert balancer._server is not None
-    return len(balancer._server.server_state.tasks)
-
-
 def is_told(engine: EngineHost) -> bool:
     """Whether an engine that is held in a step will hear next that a room has to end."""
     waiting = list(engine._loop.inbox._events)
@@ -129,9 +124,9 @@ def test_before_dispatch(model_dir: Path) -> None:
         serving(cluster, model_dir, pair_wait_s=60) as balancer,
     ):
         client = Client(balancer, stream=False, max_tokens=8, seed=3)
-        wait_for(lambda: num_calls(balancer) == 1, what="the call waits for a pair")
+        wait_for_requests(balancer, 1)  # in HTTP: the core knows none that has no pair yet
         client.leave()
-        wait_for(lambda: num_calls(balancer) == 0, what="no call left")
+        wait_for_requests(balancer, 0)
         assert cluster.engines["p0"].load().num_rooms == 0
 
 

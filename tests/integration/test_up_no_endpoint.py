@@ -5,7 +5,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -29,18 +28,6 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
-def _ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def _members(url: str) -> list[Any]:
-    members: list[Any] = httpx.get(f"{url}/status", timeout=30).json()["members"]
-    return members
-
-
 def test_a_balancer_of_its_own_serves_over_the_engines_of_an_up_without_one(folder: Path) -> None:
     model = make_tiny_model(folder / "tiny")
     secret = folder / "secret"
@@ -62,7 +49,7 @@ def test_a_balancer_of_its_own_serves_over_the_engines_of_an_up_without_one(fold
                 [sys.executable, "-m", "cluster", *command], cwd=ROOT, stdout=log, stderr=log
             )
         try:
-            wait_for(lambda: _ready(up.url), 120, "a ready balancer")
+            wait_for(up.is_ready, 120, "a ready balancer")
             client = openai.OpenAI(base_url=f"{up.url}/v1", api_key="-", max_retries=0)
             stream = client.completions.create(
                 model="tiny",
@@ -79,8 +66,8 @@ def test_a_balancer_of_its_own_serves_over_the_engines_of_an_up_without_one(fold
             assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
             metrics = httpx.get(f"{up.url}/metrics", timeout=30).text
             assert "pdserve:request_retries_total{" not in metrics
-            wait_for(lambda: not _members(up.url), what="the engines' goodbyes")
-            assert not _ready(up.url)
+            wait_for(lambda: not up.members(), what="the engines' goodbyes")
+            assert not up.is_ready()
             client.close()
         finally:
             balancer.terminate()

@@ -64,7 +64,7 @@ class EngineCluster:
             for role, count in self._counts.items():
                 for index in range(count):
                     self.start_engine(role, index)
-            wait_for(self._introduced, 60.0, "engines know each other")
+            wait_for(self._introduced, what="engines know each other")
             undo.pop_all()
         return self
 

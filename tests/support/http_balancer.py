@@ -37,7 +37,7 @@ class HttpBalancer:
 
     def __enter__(self) -> "HttpBalancer":
         self._thread.start()
-        wait_for(lambda: self._server is not None and self._server.started, 60.0, "a server")
+        wait_for(lambda: self._server is not None and self._server.started, what="a server")
         return self
 
     def __exit__(
@@ -46,8 +46,7 @@ class HttpBalancer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._server is not None
-        self._server.should_exit = True
+        self.server.should_exit = True
         self._thread.join(60)
         assert not self._thread.is_alive()
         self._listener.close()
@@ -65,9 +64,15 @@ class HttpBalancer:
         wait_for(lambda: self.get("/ready").status_code == 200, timeout_s, "readiness")
 
     @property
+    def server(self) -> uvicorn.Server:
+        """What serves; within the `with` block."""
+        assert self._server is not None
+        return self._server
+
+    @property
     def inbox(self) -> Peer:
         """Where workers send tokens to."""
-        dispatcher: Dispatcher = self._server.config.app.state.dispatcher  # type: ignore[union-attr]
+        dispatcher: Dispatcher = self.server.config.app.state.dispatcher
         return dispatcher.core.me
 
     def _run(self) -> None:

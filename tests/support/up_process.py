@@ -115,10 +115,16 @@ class UpProcess:
         facts: dict[str, Any] = json.loads(self.command("status", "--json").stdout)
         return facts
 
+    def members(self) -> list[dict[str, Any]]:
+        """Every member, as the balancer sees them now."""
+        members: list[dict[str, Any]] = httpx.get(f"{self.url}/status", timeout=60).json()[
+            "members"
+        ]
+        return members
+
     def incarnations(self) -> dict[str, str]:
         """Of every member, as the balancer sees them now."""
-        members = httpx.get(f"{self.url}/status", timeout=60).json()["members"]
-        return {member["worker"]: member["incarnation"] for member in members}
+        return {member["worker"]: member["incarnation"] for member in self.members()}
 
     def is_ready(self) -> bool:
         """Whether requests can be served now."""
